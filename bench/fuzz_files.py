@@ -297,10 +297,10 @@ def _read_bundle(case: Path) -> str:
 
 
 def _read_archive(case: Path) -> str:
-    from offramp_worker.fetch.download import Limits
+    from offramp_worker.fetch.download import DownloadLimits
     from offramp_worker.fetch.unpack import unpack
 
-    return _serve(unpack(case / "bundle.tar", case / "unpacked", limits=Limits(bytes=2**28, files=100)))
+    return _serve(unpack(case / "bundle.tar", case / "unpacked", limits=DownloadLimits(bytes=2**28, files=100)))
 
 
 def _read_program(case: Path) -> str:

@@ -39,7 +39,7 @@ from bench.replays import content_key
 from offramp_core import tuning
 from offramp_core.certify import certificate, p_value
 from offramp_core.certify.betting import betting_p_value
-from offramp_core.certify.expected import Step, expected_path
+from offramp_core.certify.expected import PathStep, expected_path
 from offramp_core.evaluate import Evaluation, answers_agree, evaluate, leave_position, plan_columns
 from offramp_core.records import BoolArray, Records
 from offramp_lab.policies import Objective
@@ -92,7 +92,7 @@ def leavers(draws: Draws, n: int) -> Evaluation | None:
     labelled = Draws(draws.pool.take(np.flatnonzero(leaves)), draws.rng).take(left_to_spend)
     level = certificate.allowance(DELTA, 1)
 
-    def passes(step: Step) -> bool:
+    def passes(step: PathStep) -> bool:
         k = int((~_agrees(labelled, step)).sum())
         return p_value(k, len(labelled), budget=min(BUDGET / share, 1 - 1e-9)) <= level
 
@@ -109,7 +109,7 @@ def doubtful(draws: Draws, n: int) -> Evaluation | None:
     kept = np.flatnonzero(draws.rng.random(len(requests)) < inclusion)[:left_to_spend]
     labelled, weights, level = requests.take(kept), inclusion[kept], certificate.allowance(DELTA, 1)
 
-    def passes(step: Step) -> bool:
+    def passes(step: PathStep) -> bool:
         excess = (~_agrees(labelled, step) - BUDGET) / weights
         return betting_p_value(excess, most=(1 - BUDGET) / REST) <= level
 
@@ -123,28 +123,28 @@ WAYS: Mapping[str, Callable[[Draws, int], Evaluation | None]] = {
 }
 
 
-def _path(draws: Draws, n: int) -> tuple[list[Step], int]:
+def _path(draws: Draws, n: int) -> tuple[list[PathStep], int]:
     """Plans from cautious to bold, and the labels that are left to test them."""
     searched = max(50, round(SEARCHED * n))
     path = expected_path(draws.take(searched), max_disagreement=BUDGET, max_ramps=MAX_RAMPS, max_overhead=MAX_OVERHEAD)
     return list(path), n - searched
 
 
-def _leaves(records: Records, step: Step) -> BoolArray:
+def _leaves(records: Records, step: PathStep) -> BoolArray:
     return np.asarray(leave_position(records, step.active, step.thresholds) < len(step.active))
 
 
-def _agrees(records: Records, step: Step) -> BoolArray:
+def _agrees(records: Records, step: PathStep) -> BoolArray:
     return answers_agree(records, step.active, leave_position(records, step.active, step.thresholds))
 
 
-def _inclusion(records: Records, step: Step) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _inclusion(records: Records, step: PathStep) -> np.ndarray[Any, np.dtype[np.float64]]:
     thresholds = np.array([max(float(t), 1e-9) for t in step.thresholds])
     near = (records.uncertainty[:, list(step.active)] / thresholds).min(axis=1) >= NEAR
     return np.where(_leaves(records, step), np.where(near, SURE, OTHER), REST)
 
 
-def _boldest(pool: Records, path: list[Step], passes: Callable[[Step], bool]) -> Evaluation | None:
+def _boldest(pool: Records, path: list[PathStep], passes: Callable[[PathStep], bool]) -> Evaluation | None:
     """The plan that saves most among those that pass before the first that does not."""
     passed: list[Evaluation] = []
     for step in path:

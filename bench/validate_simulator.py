@@ -52,7 +52,7 @@ from offramp_core.records import ExitCosts, Records
 from offramp_core.search.placement import best_plan
 from offramp_core.task import top_labels
 from offramp_lab.policies import NO_EXIT, PlanInForce, Trace
-from offramp_lab.simulate import MAX_BATCH, OfframpBatching, Served, serve_stream
+from offramp_lab.simulate import MAX_BATCH, OfframpBatching, SimulatedRun, serve_stream
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.sessions import Sessions
 
@@ -274,7 +274,7 @@ def load_run(client: OpenLoopClient, subject: Subject, *, rate: float, seconds: 
 
 def simulated(
     run: Run, active: tuple[int, ...], profile: Profile, execution: Execution, *, front_seconds: float
-) -> Served:
+) -> SimulatedRun:
     """The same requests in the simulator."""
     plan = PlanInForce(0, active, (0.0,) * len(active))
     trace = Trace(run.exits, (plan,), np.ones(len(run.exits), dtype=np.bool_))
@@ -336,7 +336,7 @@ def one_pair(
     return out
 
 
-def _account(run: Run, served: Served, counts: dict[str, Any]) -> dict[str, Any]:
+def _account(run: Run, served: SimulatedRun, counts: dict[str, Any]) -> dict[str, Any]:
     return {
         "requests": len(run.latency),
         "failed": run.failed,

@@ -15,14 +15,14 @@ import numpy as np
 
 from bench.generate.writing import encoded, loaded, text_of, write
 from offramp_core.generation.columns import answer_uncertainty, steps_of, variant_columns, variant_costs
-from offramp_core.generation.losses import Losses, Output, answer_pattern
+from offramp_core.generation.losses import AnswerLosses, Output, answer_pattern
 from offramp_core.plan import Plan
 from offramp_core.precision import EXACT
 from offramp_core.protocol import RampInfo
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_worker.generate.plans import variant_seconds
-from offramp_worker.generate.seam import Route, Sampling
+from offramp_worker.generate.seam import DecodingRoute, Sampling
 
 BUDGETS = (0.01, 0.02, 0.05, 0.10)
 CONFIDENCE = 0.95
@@ -35,7 +35,7 @@ def recorded_answers(
     """Every variant's greedy answers: losses by output, uncertainties, and the bundle's times per token."""
     bundle = loaded(folder)
     seconds = variant_seconds(bundle.bundle)
-    compare = Losses(answer_pattern(pattern) if pattern else None)
+    compare = AnswerLosses(answer_pattern(pattern) if pattern else None)
     lossy = [name for name in seconds if name != EXACT]
     losses: dict[str, dict[str, list[float]]] = {o: {name: [] for name in lossy} for o in Output}
     unsure: dict[str, list[float]] = {name: [] for name in lossy}
@@ -43,7 +43,7 @@ def recorded_answers(
         ids = encoded(bundle, prompt)
         texts: dict[str, str] = {}
         for name in seconds:
-            (answer,), _ = write(bundle, [ids], Route(name), tokens=tokens, sampling=Sampling(logprobs=True))
+            (answer,), _ = write(bundle, [ids], DecodingRoute(name), tokens=tokens, sampling=Sampling(logprobs=True))
             texts[name] = text_of(bundle, answer.tokens)
             if name != EXACT:
                 unsure[name].append(answer_uncertainty([t.logprob for t in answer.tokens]))

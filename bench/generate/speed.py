@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.generate.writing import encoded, loaded, write
 from offramp_worker.generate.routes import draft_settings, text_of
-from offramp_worker.generate.seam import REFERENCE, Route
+from offramp_worker.generate.seam import REFERENCE, DecodingRoute
 
 
 def paces(
@@ -26,9 +26,9 @@ def paces(
     """Seconds per token of each route over groups of ``side_by_side`` prompts; the median over groups of its ratio to
     the reference's."""
     bundle = loaded(folder)
-    routes = [Route(v.name) for v in bundle.bundle.variants]
+    routes = [DecodingRoute(v.name) for v in bundle.bundle.variants]
     if drafts:
-        routes += [Route(REFERENCE, s.draft, s.tokens) for s in draft_settings(bundle.bundle)]
+        routes += [DecodingRoute(REFERENCE, s.draft, s.tokens) for s in draft_settings(bundle.bundle)]
     groups = [prompts[i : i + side_by_side] for i in range(0, len(prompts) - side_by_side + 1, side_by_side)]
     ratios: dict[str, list[float]] = {text_of(route): [] for route in routes}
     taken = {name: [0, 0] for name in ratios}

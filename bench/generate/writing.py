@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offramp_worker.generate.load import load_generation
-from offramp_worker.generate.seam import Loaded, Route, Sampling, Token
+from offramp_worker.generate.seam import DecodingRoute, Loaded, Sampling, Token
 
 CACHE_BYTES = 2**30
 
@@ -42,7 +42,12 @@ def text_of(bundle: Loaded, tokens: Sequence[Token]) -> str:
 
 
 def write(
-    bundle: Loaded, prompts: Sequence[Sequence[int]], route: Route, *, tokens: int, sampling: Sampling | None = None
+    bundle: Loaded,
+    prompts: Sequence[Sequence[int]],
+    route: DecodingRoute,
+    *,
+    tokens: int,
+    sampling: Sampling | None = None,
 ) -> tuple[list[Written], float]:
     """Answers to prompts that are computed side by side, and the seconds from the last prompt read to the last token.
 

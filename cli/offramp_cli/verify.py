@@ -33,7 +33,7 @@ Counted = Literal["Recounted", "NotGiven", "OtherRecords"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CertificateVerdict:
     """One certificate: ``reason`` why it does not hold, or None; ``counted`` tells whether the records were
     replayed."""
 
@@ -89,21 +89,21 @@ def verify(
 # --- judging ---------------------------------------------------------------------------------------
 
 
-def judge(certificate: Certificate, plan: Plan, held_out: Records | None) -> Verdict:
+def judge(certificate: Certificate, plan: Plan, held_out: Records | None) -> CertificateVerdict:
     """Check one certificate, against the records where it was made from them.
 
     A plan may have several certificates, each from records of its own: that a file is of one is no flaw of the others.
     """
     if held_out is None:
-        return Verdict(certificate, verify_certificate(certificate, plan), "NotGiven")
+        return CertificateVerdict(certificate, verify_certificate(certificate, plan), "NotGiven")
     records = held_out.at(plan.precision) if plan.precision in held_out.others else held_out
     if held_out_rows(certificate, records) is None:
-        return Verdict(certificate, verify_certificate(certificate, plan), "OtherRecords")
+        return CertificateVerdict(certificate, verify_certificate(certificate, plan), "OtherRecords")
     reason = verify_certificate(certificate, plan, records=records)
-    return Verdict(certificate, reason, "Recounted")
+    return CertificateVerdict(certificate, reason, "Recounted")
 
 
-def succeeded(plan: Plan, verdicts: list[Verdict], *, with_records: bool) -> bool:
+def succeeded(plan: Plan, verdicts: list[CertificateVerdict], *, with_records: bool) -> bool:
     """Exits off needs no certificate; any other plan at least one, and none of them may fail."""
     if any(v.reason is not None for v in verdicts):
         return False
@@ -206,7 +206,7 @@ def _mapping(value: Any, field: str) -> dict[str, Any]:
 # --- output ----------------------------------------------------------------------------------------
 
 
-def to_mapping(file: Path, plan: Plan, verdicts: list[Verdict], *, verified: bool) -> dict[str, Any]:
+def to_mapping(file: Path, plan: Plan, verdicts: list[CertificateVerdict], *, verified: bool) -> dict[str, Any]:
     """The JSON of ``--json``."""
     return {
         "file": str(file),
@@ -225,7 +225,7 @@ def to_mapping(file: Path, plan: Plan, verdicts: list[Verdict], *, verified: boo
     }
 
 
-def sentences(plan: Plan, verdicts: list[Verdict], records: Path | None) -> list[str]:
+def sentences(plan: Plan, verdicts: list[CertificateVerdict], records: Path | None) -> list[str]:
     """What was found, one line per certificate and one about the records."""
     lines = [f"plan {plan.content_hash[:12]}: {_ramps(plan)}"]
     if not verdicts:
@@ -242,7 +242,7 @@ def sentences(plan: Plan, verdicts: list[Verdict], records: Path | None) -> list
     return lines
 
 
-def _sentence(verdict: Verdict) -> str:
+def _sentence(verdict: CertificateVerdict) -> str:
     c = verdict.certificate
     if verdict.reason is not None:
         return f"DOES NOT HOLD (test {c.test_index}): {verdict.reason}"

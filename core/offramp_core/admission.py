@@ -101,7 +101,7 @@ class Entry(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class QueueAdmission:
     """Who may join the queue: those for whom the forecast fits into a share of the latency objective, and a few for
     whom it does not.
 
@@ -148,7 +148,7 @@ class Door:
         objective."""
         return entry is Entry.IN_TIME and (self.objective_seconds is None or seen.own <= self.objective_seconds)
 
-    def spent(self, rows: int) -> Door:
+    def spent(self, rows: int) -> QueueAdmission:
         """The door once a request of ``rows`` rows joined on credit."""
         return replace(self, credit=self.credit - rows)
 
@@ -156,7 +156,7 @@ class Door:
         """Whether a request that left the engine so long after it came is too late for the objective."""
         return self.objective_seconds is not None and seconds > ENGINE_SHARE * self.objective_seconds
 
-    def after(self, *, rows: int, seconds: float, late: int) -> Door:
+    def after(self, *, rows: int, seconds: float, late: int) -> QueueAdmission:
         """The door once a batch of ``rows`` rows took ``seconds`` (see :meth:`Pace.after`).
 
         ``late`` of them were late at its end; those that joined on credit do not count.

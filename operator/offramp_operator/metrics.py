@@ -25,7 +25,7 @@ from offramp_core.control.objects import FINISHED, Config, Measured, Rollout, Ro
 from offramp_core.control.pace import Standing
 from offramp_core.control.snapshot import Decision, Worker
 from offramp_core.control.spec import ServiceSpec
-from offramp_operator.shell.listeners import Seen
+from offramp_operator.shell.listeners import CompletedPass
 from offramp_operator.shell.platform import ServiceKey
 
 PASS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -35,101 +35,103 @@ Sample = tuple[str, tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """One metric of every service; ``labels`` come after namespace and service."""
 
     help: str
     labels: tuple[str, ...] = ()
 
 
-SERVICE_GAUGES: Mapping[str, Family] = {
-    "earlyexit_service_phase": Family("1 for the phase of the service.", ("phase",)),
-    "earlyexit_service_condition": Family("1 for the present status of each condition.", ("type", "status")),
-    "earlyexit_service_info": Family("1, with spec.ramps.mode and the stable RampConfig.", ("mode", "config")),
-    "earlyexit_service_accuracy_budget_ratio": Family(
+SERVICE_GAUGES: Mapping[str, MetricFamily] = {
+    "earlyexit_service_phase": MetricFamily("1 for the phase of the service.", ("phase",)),
+    "earlyexit_service_condition": MetricFamily("1 for the present status of each condition.", ("type", "status")),
+    "earlyexit_service_info": MetricFamily("1, with spec.ramps.mode and the stable RampConfig.", ("mode", "config")),
+    "earlyexit_service_accuracy_budget_ratio": MetricFamily(
         "Share of all requests whose answer may differ (spec.objective.accuracy.maxDisagreement)."
     ),
-    "earlyexit_service_latency_objective_seconds": Family("Latency that the objective's percentile must keep."),
-    "earlyexit_service_first_token_objective_seconds": Family(
+    "earlyexit_service_latency_objective_seconds": MetricFamily("Latency that the objective's percentile must keep."),
+    "earlyexit_service_first_token_objective_seconds": MetricFamily(
         "Time to the first token of generated answers that the objective's percentile must keep."
     ),
-    "earlyexit_service_per_token_objective_seconds": Family(
+    "earlyexit_service_per_token_objective_seconds": MetricFamily(
         "Time per token of generated answers that the objective's percentile must keep."
     ),
-    "earlyexit_service_latency_objective_ratio": Family("Share of requests that must keep the latency, such as 0.95."),
-    "earlyexit_service_workers": Family(
+    "earlyexit_service_latency_objective_ratio": MetricFamily(
+        "Share of requests that must keep the latency, such as 0.95."
+    ),
+    "earlyexit_service_workers": MetricFamily(
         "Workers by state: desired, ready, answering (the last pulls reached them), acknowledged (ready and on the "
         "newest epoch), failed "
         "(cannot run), quarantined (impossible counts, not pooled), breaker_open (its own detector keeps the exits "
         "off). A worker is in several.",
         ("state",),
     ),
-    "earlyexit_service_no_exit_headroom_ratio": Family(
+    "earlyexit_service_no_exit_headroom_ratio": MetricFamily(
         "Rows per second that the ready workers answer with exits off, over the most that came in the last hour: "
         "below 1 a rollback overloads the service. No series while "
         "either is not known. floor is spec.autoscaling.noExitFloor, Fixed without autoscaling.",
         ("floor",),
     ),
-    "earlyexit_service_no_exit_workers": Family(
+    "earlyexit_service_no_exit_workers": MetricFamily(
         "Workers that the peak of the last hour needs with exits off (needed), and the fewest that the autoscaler of "
         "the spec may leave (floor).",
         ("of",),
     ),
-    "earlyexit_service_epoch": Family("Epoch of the published plan document."),
-    "earlyexit_service_exits_active": Family("1 while the stable plan lets requests leave early."),
-    "earlyexit_service_predicted_saving_ratio": Family(
+    "earlyexit_service_epoch": MetricFamily("Epoch of the published plan document."),
+    "earlyexit_service_exits_active": MetricFamily("1 while the stable plan lets requests leave early."),
+    "earlyexit_service_predicted_saving_ratio": MetricFamily(
         "Share of the model's time that the stable plan's certificate promises to save once audits are paid for; 0 "
         "with exits off."
     ),
-    "earlyexit_service_measured_saving_ratio": Family(
+    "earlyexit_service_measured_saving_ratio": MetricFamily(
         "Share of answer_time or engine_time that the stable plan saves, by comparison with the batches held back "
         "from it: the estimate, and the low and high end "
         "of an interval that holds at all times; no series before enough were held back.",
         ("of", "bound"),
     ),
-    "earlyexit_service_audit_time_ratio": Family(
+    "earlyexit_service_audit_time_ratio": MetricFamily(
         "Time that audits of the stable plan and its holdback kept engines busy, as a share of what their batches "
         "would have taken with exits off. It is in neither measured saving: "
         "engine_time less this is what the plan saves of the model's own time. No series before enough requests, and "
         "with exits off."
     ),
-    "earlyexit_service_ramp_utility_seconds": Family(
+    "earlyexit_service_ramp_utility_seconds": MetricFamily(
         "Per request: what inputs that leave at an active ramp save less what it costs those that pass it.", ("ramp",)
     ),
-    "earlyexit_service_slice_stopped": Family(
+    "earlyexit_service_slice_stopped": MetricFamily(
         "1 for a slice that takes no exits because its audits are over its budget, else 0; class/3 is of the answers "
         "that name class 3.",
         ("slice",),
     ),
-    "earlyexit_service_certificate_timestamp_seconds": Family(
+    "earlyexit_service_certificate_timestamp_seconds": MetricFamily(
         "Time of the newest record behind the stable plan's certificate, in seconds since the epoch; no series "
         "without one."
     ),
-    "earlyexit_service_tuning": Family("1 for the state of the tuner.", ("state",)),
-    "earlyexit_service_tuning_labels": Family("Labelled records that the tuner has."),
-    "earlyexit_service_tuning_labels_needed": Family(
+    "earlyexit_service_tuning": MetricFamily("1 for the state of the tuner.", ("state",)),
+    "earlyexit_service_tuning_labels": MetricFamily("Labelled records that the tuner has."),
+    "earlyexit_service_tuning_labels_needed": MetricFamily(
         "Labelled records that the next tuning needs; 0 when it needs none."
     ),
-    "earlyexit_rollout_phase": Family("1 for the phase of the service's newest rollout.", ("phase",)),
-    "earlyexit_rollout_phase_start_timestamp_seconds": Family(
+    "earlyexit_rollout_phase": MetricFamily("1 for the phase of the service's newest rollout.", ("phase",)),
+    "earlyexit_rollout_phase_start_timestamp_seconds": MetricFamily(
         "Since when the rollout under way is in its phase; no series without one."
     ),
-    "earlyexit_rollout_weight_ratio": Family("Share of batches that run the canary; 0 without one."),
-    "earlyexit_rollout_gate_evidence_ratio": Family(
+    "earlyexit_rollout_weight_ratio": MetricFamily("Share of batches that run the canary; 0 without one."),
+    "earlyexit_rollout_gate_evidence_ratio": MetricFamily(
         "Evidence of harm that a gate of the newest rollout has seen, as a share of what rejects (logarithms of the "
         "e-value and its limit): 1 rolls back. Stays as the rollout ended with it until the next begins.",
         ("gate",),
     ),
-    "earlyexit_rollout_gate_exposure_ratio": Family(
+    "earlyexit_rollout_gate_exposure_ratio": MetricFamily(
         "How much a gate of the newest rollout has seen, as a share of that with which a harmful plan would have "
         "shown itself (acceptance: of the evidence that it wants): at 1 the step may pass. No series for a gate that "
         "asks for none.",
         ("gate",),
     ),
 }
-SERVICE_COUNTERS: Mapping[str, Family] = {
-    "earlyexit_rollouts": Family("Rollouts that ended while this process watched.", ("verdict",)),
-    "earlyexit_rollout_phase_transitions": Family(
+SERVICE_COUNTERS: Mapping[str, MetricFamily] = {
+    "earlyexit_rollouts": MetricFamily("Rollouts that ended while this process watched.", ("verdict",)),
+    "earlyexit_rollout_phase_transitions": MetricFamily(
         "Phases that rollouts entered while this process watched.", ("phase",)
     ),
 }
@@ -276,7 +278,7 @@ class Metrics:
 
     # --- services ------------------------------------------------------------------------------------
 
-    def passed(self, key: ServiceKey, seen: Seen) -> None:
+    def passed(self, key: ServiceKey, seen: CompletedPass) -> None:
         """A pass has been carried out."""
         gathered, decision = seen.gathered, seen.decision
         service = self._services.setdefault(key, _Service())
@@ -304,7 +306,7 @@ class Metrics:
                     service.verdicts[status.verdict or status.phase] += 1
         service.phases = {name: status.phase for name, status in now.items()}
 
-    def _follow_epoch(self, service: _Service, seen: Seen) -> None:
+    def _follow_epoch(self, service: _Service, seen: CompletedPass) -> None:
         document = seen.decision.publish or seen.gathered.published
         if document is None:
             return
@@ -348,7 +350,7 @@ class _Services(Collector):
 # --- samples ---------------------------------------------------------------------------------------
 
 
-def service_samples(seen: Seen) -> Iterator[Sample]:
+def service_samples(seen: CompletedPass) -> Iterator[Sample]:
     """The gauges of one service after a pass."""
     gathered, decision = seen.gathered, seen.decision
     status, spec = decision.status, gathered.service.spec

@@ -19,7 +19,15 @@ from offramp_cli.show.tables import history_data, history_lines, top_data, top_l
 from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines
 from offramp_core.control.gates import GateInput, failures, slowness
-from offramp_core.control.objects import ArmTally, BothArms, Condition, ConfigStatus, GateStatus, Observed, RouteUse
+from offramp_core.control.objects import (
+    ArmTally,
+    BothArms,
+    Condition,
+    ConfigStatus,
+    GateStatus,
+    ObservedFigures,
+    RouteUse,
+)
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import ConditionType, Reason
 from offramp_operator.explain import plans, words
@@ -111,7 +119,7 @@ def generative(family: Any, **observed: Any) -> Any:
     """The family as that of a model that generates, whose first tokens are in time and whose others are not."""
     goals: dict[str, Any] = {"latency_seconds": None, "first_token_seconds": 2.0, "token_seconds": 0.05}
     spec = replace(family.service.spec, output="TokenF1", **goals)
-    seen = Observed(p95="9.1s", first_token_p95="1.2s", per_token_p95="80ms", **observed)
+    seen = ObservedFigures(p95="9.1s", first_token_p95="1.2s", per_token_p95="80ms", **observed)
     missed = [replace(c, status="False") for c in family.service.status.conditions if c.type == "LatencyObjectiveMet"]
     others = [c for c in family.service.status.conditions if c.type != "LatencyObjectiveMet"]
     status = replace(family.service.status, observed=seen, conditions=(*others, *missed))

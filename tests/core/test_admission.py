@@ -17,10 +17,10 @@ from offramp_core.admission import (
     LENIENT_WAIT,
     PATIENCE_SECONDS,
     SMALLEST_SHARE,
-    Door,
     Entry,
     Forecast,
     Pace,
+    QueueAdmission,
     due_after,
     forecast,
 )
@@ -139,7 +139,7 @@ def test_a_forecast_counts_what_runs_what_is_ahead_and_the_shared_batch() -> Non
 def test_what_is_admitted_fits_the_objective_unless_it_is_too_large_or_the_worker_idle(
     wait: float, own: float, objective: float, share: float
 ) -> None:
-    admitted = Door(objective, LINEAR, share).entry(Forecast(wait, own)) is Entry.IN_TIME
+    admitted = QueueAdmission(objective, LINEAR, share).entry(Forecast(wait, own)) is Entry.IN_TIME
     if own > objective:
         assert admitted == (wait <= share * objective)
     elif wait > 0:
@@ -149,11 +149,11 @@ def test_what_is_admitted_fits_the_objective_unless_it_is_too_large_or_the_worke
 
 
 def test_without_an_objective_the_door_is_open() -> None:
-    assert Door(None, LINEAR).entry(Forecast(1e9, 1e9)) is Entry.IN_TIME
+    assert QueueAdmission(None, LINEAR).entry(Forecast(1e9, 1e9)) is Entry.IN_TIME
 
 
 def test_a_burst_is_late_on_credit_and_overload_is_refused_once_the_credit_is_spent() -> None:
-    door, too_long = Door(1.0, LINEAR), Forecast(2.0, 0.1)
+    door, too_long = QueueAdmission(1.0, LINEAR), Forecast(2.0, 0.1)
     for _ in range(int(LARGEST_CREDIT)):
         assert door.entry(too_long) is Entry.ON_CREDIT
         door = door.spent(1)
@@ -162,7 +162,7 @@ def test_a_burst_is_late_on_credit_and_overload_is_refused_once_the_credit_is_sp
 
 
 def test_credit_is_earned_by_requests_answered_and_has_a_limit() -> None:
-    door = Door(1.0, LINEAR, credit=0.0).after(rows=32, seconds=0.3, late=0)
+    door = QueueAdmission(1.0, LINEAR, credit=0.0).after(rows=32, seconds=0.3, late=0)
     assert door.credit == pytest.approx(32 * EARNED)
     for _ in range(2000):
         door = door.after(rows=32, seconds=0.3, late=0)
@@ -170,7 +170,7 @@ def test_credit_is_earned_by_requests_answered_and_has_a_limit() -> None:
 
 
 def test_no_credit_buys_an_answer_that_comes_many_times_too_late() -> None:
-    assert Door(1.0, LINEAR).entry(Forecast(LENIENT_WAIT + 0.1, 0.1)) is Entry.REFUSED
+    assert QueueAdmission(1.0, LINEAR).entry(Forecast(LENIENT_WAIT + 0.1, 0.1)) is Entry.REFUSED
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_no_credit_buys_an_answer_that_comes_many_times_too_late() -> None:
 def test_under_lasting_overload_few_of_those_admitted_come_on_credit(excess: float, seed: int) -> None:
     """Whatever the queue does: over many requests credit is what was there plus what was earned."""
     rng = np.random.default_rng(seed)
-    door, on_credit, answered = Door(1.0, LINEAR), 0, 0
+    door, on_credit, answered = QueueAdmission(1.0, LINEAR), 0, 0
     for _ in range(500):
         for wait in rng.exponential(excess, 8):
             entry = door.entry(Forecast(wait, 0.01))
@@ -194,7 +194,7 @@ def test_the_door_settles_where_few_of_those_admitted_are_late() -> None:
     """Latencies are exponential around the forecast, so that a share s of the objective leaves exp(-1 / s) late: 3 % at
     0.285."""
     rng = np.random.default_rng(0)
-    door = Door(1.0, LINEAR)
+    door = QueueAdmission(1.0, LINEAR)
     late, shares = [], []
     for _ in range(6000):
         missed = int((rng.exponential(door.share, 8) > 1.0).sum())
@@ -206,7 +206,7 @@ def test_the_door_settles_where_few_of_those_admitted_are_late() -> None:
 
 
 def test_one_stall_does_not_close_the_door_but_hundreds_of_late_requests_do_and_good_ones_open_it_again() -> None:
-    door = Door(1.0, LINEAR).after(rows=32, seconds=0.3, late=32)
+    door = QueueAdmission(1.0, LINEAR).after(rows=32, seconds=0.3, late=32)
     assert 0.7 * LARGEST_SHARE < door.share < LARGEST_SHARE
     for _ in range(5):
         door = door.after(rows=32, seconds=0.3, late=32)

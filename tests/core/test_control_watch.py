@@ -13,7 +13,7 @@ from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, pool  # type: ignore[import-
 
 from offramp_core.control.watch import RUN_LENGTH, Reported, Watch, watched
 from offramp_core.evidence import detector
-from offramp_core.evidence.losses import Losses, count
+from offramp_core.evidence.losses import LostAudits, count
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import ArmCounts, Observations, RecordBlock
 
@@ -136,7 +136,7 @@ class TestLostAudits:
     def test_losses_that_go_on_are_noticed_like_disagreements_that_go_on(self, share: float) -> None:
         rng, needed = np.random.default_rng(9), []
         for _ in range(60):
-            state, losses, n = quiet(rng), Losses(), 0
+            state, losses, n = quiet(rng), LostAudits(), 0
             while not detector.alarm(state, run_length=RUN_LENGTH):
                 lost = int(rng.binomial(20, share))
                 losses, counted = count(losses, lost=lost, seen=20, budget=0.01)
@@ -152,7 +152,12 @@ class TestLostAudits:
         assert gone.state == detector.update(begun.state, 2 + 1, 1, p0=0.01), "the first of them at once"
         for audits in range(100, 1_000, 100):  # the others as fast as two budgets
             gone = seeing(gone, told("b", (audits, 0)), after=100.0)
-        assert (gone.state.n, gone.lost, gone.losses, {boot for boot, _, _ in gone.seen}) == (940, 10, Losses(), {"b"})
+        assert (gone.state.n, gone.lost, gone.losses, {boot for boot, _, _ in gone.seen}) == (
+            940,
+            10,
+            LostAudits(),
+            {"b"},
+        )
 
     def test_a_process_that_was_only_out_of_sight_counts_nothing_twice(self) -> None:
         begun = seeing(seeing(None, opened("a", 0, 0)), opened("a", 40, 30))

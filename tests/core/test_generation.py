@@ -13,10 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.generation.admission import Closed, Limits, Load, Pace, admit, side_by_side, until_turn
-from offramp_core.generation.columns import Step, answer_uncertainty, steps_of, variant_columns, variant_costs
+from offramp_core.generation.admission import (
+    AdmissionLimits,
+    Closed,
+    GenerationPace,
+    WorkerLoad,
+    admit,
+    side_by_side,
+    until_turn,
+)
+from offramp_core.generation.columns import VariantStep, answer_uncertainty, steps_of, variant_columns, variant_costs
 from offramp_core.generation.losses import (
-    Losses,
+    AnswerLosses,
     Output,
     answer_pattern,
     common_subsequence,
@@ -25,7 +33,7 @@ from offramp_core.generation.losses import (
     token_f1,
 )
 from offramp_core.generation.stops import StopScanner
-from offramp_core.generation.turns import PASSED_AT_MOST, WAITED, Reading, Waiting, next_prompt, next_to_begin
+from offramp_core.generation.turns import PASSED_AT_MOST, WAITED, PromptReading, Waiting, next_prompt, next_to_begin
 from offramp_core.plan import Plan
 from offramp_core.records import records_from_arrays
 
@@ -40,11 +48,11 @@ def test_every_loss_lies_between_0_and_1_is_symmetric_and_0_for_the_same_answer(
     ours: list[str], theirs: list[str]
 ) -> None:
     a, b = " ".join(ours), " ".join(theirs)
-    there, back = Losses()(a, b), Losses()(b, a)
+    there, back = AnswerLosses()(a, b), AnswerLosses()(b, a)
     assert set(there) == set(Output)
     assert all(0 <= loss <= 1 for loss in there.values())
     assert there == pytest.approx(back)
-    assert set(Losses()(a, a).values()) == {0.0}
+    assert set(AnswerLosses()(a, a).values()) == {0.0}
 
 
 @given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8))
@@ -106,10 +114,14 @@ def test_a_plan_asks_cheap_variants_first_and_the_last_word_is_its_precisions() 
     columns = variant_columns({"fp32": 4.0, "int8": 1.5, "int4": 1.0})
     assert [c.id for c in columns] == ["int4", "int8", "int8/final", "int4/final"]
     plan = a_plan(int8="0.2", int4="0.1")
-    assert steps_of(plan, columns) == (Step("int4", "int4", 0.1), Step("int8", "int8", 0.2), Step("fp32"))
-    assert steps_of(a_plan(), columns) == (Step("fp32"),)
-    assert steps_of(a_plan("int8"), columns) == (Step("int8"),)
-    assert steps_of(a_plan(int8="0"), columns) == (Step("fp32"),), (
+    assert steps_of(plan, columns) == (
+        VariantStep("int4", "int4", 0.1),
+        VariantStep("int8", "int8", 0.2),
+        VariantStep("fp32"),
+    )
+    assert steps_of(a_plan(), columns) == (VariantStep("fp32"),)
+    assert steps_of(a_plan("int8"), columns) == (VariantStep("int8"),)
+    assert steps_of(a_plan(int8="0"), columns) == (VariantStep("fp32"),), (
         "a threshold of 0 lets nothing leave, so nobody is asked"
     )
 
@@ -136,7 +148,7 @@ def test_records_price_escalation_and_whole_variants_in_times_of_the_reference()
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 200)), min_size=1, max_size=10))
 def test_of_several_prompts_the_one_that_has_waited_long_enough_is_read(prompts: list[tuple[int, int]]) -> None:
-    reading = [Reading(i, left, waited) for i, (left, waited) in enumerate(prompts)]
+    reading = [PromptReading(i, left, waited) for i, (left, waited) in enumerate(prompts)]
     chosen = next_prompt(reading)
     assert chosen is not None
     assert all(reading[chosen].left - WAITED * reading[chosen].waited <= p.left - WAITED * p.waited for p in reading)
@@ -145,7 +157,7 @@ def test_of_several_prompts_the_one_that_has_waited_long_enough_is_read(prompts:
 @given(st.integers(100, 5000))
 def test_a_long_prompt_is_read_however_many_short_ones_come(left: int) -> None:
     waited = 0
-    while next_prompt([Reading(1, left, waited), Reading(2, 16, 0)]) == 2:
+    while next_prompt([PromptReading(1, left, waited), PromptReading(2, 16, 0)]) == 2:
         waited += 1
     assert waited <= left / WAITED + 1
 
@@ -159,19 +171,21 @@ def test_small_requests_pass_a_large_one_a_few_times_and_then_wait_for_it() -> N
 @pytest.mark.parametrize(
     ("load", "why"),
     [
-        (Load(waiting=4, running=2), Closed.QUEUE),
-        (Load(waiting=1, running=1, wait_seconds=99.0), Closed.WAIT),
-        (Load(running=1, reply_bytes=1000), Closed.REPLIES),
+        (WorkerLoad(waiting=4, running=2), Closed.QUEUE),
+        (WorkerLoad(waiting=1, running=1, wait_seconds=99.0), Closed.WAIT),
+        (WorkerLoad(running=1, reply_bytes=1000), Closed.REPLIES),
     ],
 )
-def test_who_comes_at_a_bad_time_hears_why_and_when_to_come_again(load: Load, why: Closed) -> None:
-    refused = admit(load, Limits(waiting=4, running=2, reply_bytes=1000, patience_seconds=30), answers=1, reply=1)
+def test_who_comes_at_a_bad_time_hears_why_and_when_to_come_again(load: WorkerLoad, why: Closed) -> None:
+    refused = admit(
+        load, AdmissionLimits(waiting=4, running=2, reply_bytes=1000, patience_seconds=30), answers=1, reply=1
+    )
     assert refused is not None and refused.why is why
     assert 1 <= refused.retry_after_seconds <= 60
 
 
 def test_who_finds_nobody_before_it_is_let_in() -> None:
-    assert admit(Load(), Limits(waiting=1, running=1, reply_bytes=1), answers=9, reply=999) is None
+    assert admit(WorkerLoad(), AdmissionLimits(waiting=1, running=1, reply_bytes=1), answers=9, reply=999) is None
 
 
 @given(st.lists(st.floats(0.01, 9), max_size=9), st.lists(st.floats(0.01, 9), max_size=9), st.integers(1, 5))
@@ -192,19 +206,22 @@ def test_the_wait_for_a_turn_is_that_of_answers_that_share_the_engine(
 
 
 def test_who_would_see_the_first_token_too_late_is_turned_away_until_the_line_is_short_enough() -> None:
-    limits = Limits(first_token_seconds=2.0)
-    full = Load(waiting=1, running=8, wait_seconds=5.0, reading_seconds=0.6)
+    limits = AdmissionLimits(first_token_seconds=2.0)
+    full = WorkerLoad(waiting=1, running=8, wait_seconds=5.0, reading_seconds=0.6)
     refused = admit(full, limits, answers=1, reply=1)
     assert refused is not None and refused.why is Closed.FIRST_TOKEN
     assert refused.retry_after_seconds == 4  # what is left of 5 s must fit into 0.8 x 2 s, less 0.6 s of reading
-    assert admit(Load(waiting=1, running=8, wait_seconds=0.9, reading_seconds=0.6), limits, answers=1, reply=1) is None
-    assert admit(full, Limits(), answers=1, reply=1) is None, "without an objective nobody is in a hurry"
+    assert (
+        admit(WorkerLoad(waiting=1, running=8, wait_seconds=0.9, reading_seconds=0.6), limits, answers=1, reply=1)
+        is None
+    )
+    assert admit(full, AdmissionLimits(), answers=1, reply=1) is None, "without an objective nobody is in a hurry"
 
 
 def test_a_prompt_too_long_for_the_objective_is_not_refused_for_its_length() -> None:
-    limits = Limits(first_token_seconds=2.0)
-    assert admit(Load(running=1, wait_seconds=1.5, reading_seconds=60.0), limits, answers=1, reply=1) is None
-    refused = admit(Load(running=8, wait_seconds=1.7, reading_seconds=60.0), limits, answers=1, reply=1)
+    limits = AdmissionLimits(first_token_seconds=2.0)
+    assert admit(WorkerLoad(running=1, wait_seconds=1.5, reading_seconds=60.0), limits, answers=1, reply=1) is None
+    refused = admit(WorkerLoad(running=8, wait_seconds=1.7, reading_seconds=60.0), limits, answers=1, reply=1)
     assert refused is not None and refused.why is Closed.FIRST_TOKEN
 
 
@@ -212,16 +229,16 @@ def test_a_prompt_too_long_for_the_objective_is_not_refused_for_its_length() -> 
 def test_no_more_answers_are_written_at_once_than_keep_the_time_per_token(
     objective: float, writing: float, running: int
 ) -> None:
-    limits, pace = Limits(running=running, token_seconds=objective), Pace(writing=writing)
+    limits, pace = AdmissionLimits(running=running, token_seconds=objective), GenerationPace(writing=writing)
     n = side_by_side(limits, pace)
     assert 1 <= n <= running
     assert n == 1 or n * writing <= objective * (1 + 1e-9)
     assert n == running or (n + 1) * writing > objective * (1 - 1e-9), "and no fewer"
-    assert side_by_side(limits, Pace()) == running, "before anything was measured nobody waits for it"
+    assert side_by_side(limits, GenerationPace()) == running, "before anything was measured nobody waits for it"
 
 
 def test_the_expected_time_follows_what_answers_use_of_what_they_may() -> None:
-    pace = Pace().read(10, 1.0).wrote(10, 2.0)
+    pace = GenerationPace().read(10, 1.0).wrote(10, 2.0)
     assert pace.seconds(prompt=10, max_tokens=100) == pytest.approx(1.0 + 20.0)
     for _ in range(400):
         pace = pace.ended(tokens=10, max_tokens=100)

@@ -15,7 +15,7 @@ from offramp_core.records import ExitCosts, Records
 from offramp_core.search.boxes import Box, divide, whole
 from offramp_core.search.limits import make_limits
 from offramp_core.search.objective import as_sets, price
-from offramp_core.search.pace import LOADING, PACE, Pace
+from offramp_core.search.pace import LOADING, PACE, SearchPace
 from offramp_core.search.placement import best_plan
 from offramp_core.search.space import SearchSpace
 from offramp_core.search.sweep import Prefix, Sweep
@@ -123,9 +123,9 @@ def test_a_problem_with_slices_or_wrong_final_answers_is_left_to_numpy() -> None
 
 
 def test_loops_are_loaded_when_numpy_has_taken_as_long_as_loading_them() -> None:
-    pace = Pace(installed=True)
+    pace = SearchPace(installed=True)
     assert not pace.compiled(int(LOADING))
     assert pace.compiled(1)
-    bare = Pace(installed=False)
+    bare = SearchPace(installed=False)
     bare.hurry()
     assert not bare.compiled(1)

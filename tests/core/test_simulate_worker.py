@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from offramp_core.admission import Door, Pace
+from offramp_core.admission import Pace, QueueAdmission
 from offramp_core.batching import BATCHING, Batching, TfServingBatching, batching, exact_seconds
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.costs import CostTable
@@ -126,7 +126,7 @@ class VirtualWorker:
         waiting = Waiting(self.clock)
         batcher = Batcher(
             policy=self.policy,
-            door=Door(self.objective, Pace(exact_seconds(self.profile, max_batch=self.policy.max_batch))),
+            door=QueueAdmission(self.objective, Pace(exact_seconds(self.profile, max_batch=self.policy.max_batch))),
             max_rows=10**6,
             clock=lambda: self.clock.now,
             changed=waiting,

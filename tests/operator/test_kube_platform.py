@@ -23,7 +23,7 @@ from offramp_core.control.objects import (
     Ledger,
     Measured,
     ModelStatus,
-    Observed,
+    ObservedFigures,
     PinStatus,
     Prediction,
     RampSetStatus,
@@ -85,7 +85,7 @@ SERVICE_STATUS = ServiceStatus(
     rollout=RolloutSummary("digits-1", "Step 1/3 5%"),
     workers=WorkersStatus(2, 2, 1, "2/2", "HorizontalPodAutoscaler mine", ("w0",)),
     update=UpdateStatus("Replace", 1_700_000_050.5),
-    observed=Observed(
+    observed=ObservedFigures(
         p50="12ms",
         p95="31ms",
         agreement="99.4%",

@@ -21,7 +21,7 @@ from offramp_core.control.gates import GateInput, read_gates  # noqa: E402
 from offramp_core.control.objects import ArmTally, BothArms  # noqa: E402
 from offramp_core.control.snapshot import Decision, Gathered  # noqa: E402
 from offramp_operator.metrics import SERVICE_COUNTERS, SERVICE_GAUGES, Metrics  # noqa: E402
-from offramp_operator.shell.listeners import Seen  # noqa: E402
+from offramp_operator.shell.listeners import CompletedPass  # noqa: E402
 from offramp_operator.shell.platform import ServiceKey  # noqa: E402
 
 KEY = ServiceKey("default", "sim")
@@ -51,7 +51,7 @@ class Watched:
             fleet.service, dict(fleet.configs), tuple(fleet.rollouts.values()), published=fleet.published
         )
         workers = tuple(w.view() for w in fleet.workers)
-        self.metrics.passed(KEY, Seen(gathered, workers, fleet.step(), fleet.now))
+        self.metrics.passed(KEY, CompletedPass(gathered, workers, fleet.step(), fleet.now))
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
         """By the values of a metric's own labels."""
@@ -165,7 +165,7 @@ def test_the_exposure_of_a_gate_is_of_what_it_must_have_seen_and_not_of_its_even
     rollout = next(iter(watched.fleet.rollouts.values()))
     status = replace(rollout.status, gates=read_gates(given))
     gathered = Gathered(watched.fleet.service, {}, (replace(rollout, status=status),))
-    watched.metrics.passed(KEY, Seen(gathered, (), Decision(watched.fleet.status), watched.fleet.now))
+    watched.metrics.passed(KEY, CompletedPass(gathered, (), Decision(watched.fleet.status), watched.fleet.now))
     told = watched.values("earlyexit_rollout_gate_exposure_ratio")
     assert round(told["slowness",], 2) == 0.87
     assert told["accuracy",] == 0 and told["acceptance",] == 0

@@ -11,17 +11,17 @@ from states import STATES  # type: ignore[import-not-found]
 
 from offramp_core.control.decide import decide
 from offramp_core.control.snapshot import Decision, Snapshot
-from offramp_operator.shell.listeners import Seen
+from offramp_operator.shell.listeners import CompletedPass
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.web.board import Board
 
 SINCE = 1_000_000.0
 
 
-def seen(snapshot: Snapshot, decision: Decision, now: float, *, name: str | None = None) -> Seen:
+def seen(snapshot: Snapshot, decision: Decision, now: float, *, name: str | None = None) -> CompletedPass:
     """A pass of the simulated fleet as a shell tells it."""
     service = snapshot.service if name is None else replace(snapshot.service, name=name)
-    return Seen(replace(snapshot.gathered, service=service), snapshot.workers, decision, now)
+    return CompletedPass(replace(snapshot.gathered, service=service), snapshot.workers, decision, now)
 
 
 class Watched:

@@ -17,7 +17,7 @@ from fleet import changed  # type: ignore[import-not-found]
 from served import serving  # type: ignore[import-not-found]
 from states import STATES  # type: ignore[import-not-found]
 
-from offramp_core.control.objects import Observed
+from offramp_core.control.objects import ObservedFigures
 from offramp_core.control.snapshot import Event
 from offramp_operator.explain.why import why_data
 from offramp_operator.shell.platform import ServiceKey
@@ -147,7 +147,7 @@ def test_hostile_text_in_objects_is_shown_as_text(site: Any, states: Any) -> Non
     status = replace(
         decision.status,
         message=HOSTILE,
-        observed=Observed(p95=HOSTILE, agreement=HOSTILE, exit_rate=HOSTILE, savings=HOSTILE),
+        observed=ObservedFigures(p95=HOSTILE, agreement=HOSTILE, exit_rate=HOSTILE, savings=HOSTILE),
         tuning=replace(decision.status.tuning, message=HOSTILE),
         conditions=tuple(replace(c, message=HOSTILE, reason=HOSTILE) for c in decision.status.conditions),
     )

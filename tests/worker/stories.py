@@ -24,14 +24,14 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_worker.generate.seam import (
     REFERENCE,
     CacheMemory,
+    DecodingRoute,
     DraftSpec,
     EngineCounts,
     GenerationBundle,
     Loaded,
     NoRoomError,
-    Progress,
-    Route,
     Sampling,
+    SequenceProgress,
     Token,
     VariantSpec,
 )
@@ -129,7 +129,7 @@ class Growing:
     """One answer as it grows. ``cache`` is (2, layers, tokens, kv)."""
 
     w: Weights
-    route: Route
+    route: DecodingRoute
     sampling: Sampling
     pending: list[int]
     prompt: list[int]
@@ -198,7 +198,7 @@ class StoriesEngine:
         self.broken = ""  # what every run fails with
         self.step_seconds = 0.0
 
-    def cache_bytes(self, tokens: int, *, route: Route) -> int:
+    def cache_bytes(self, tokens: int, *, route: DecodingRoute) -> int:
         return tokens * self.bundle.cache_bytes_per_token
 
     def memory(self) -> CacheMemory:
@@ -212,7 +212,7 @@ class StoriesEngine:
     def _count(self, **more: int) -> None:
         self._counts = replace(self._counts, **{k: getattr(self._counts, k) + v for k, v in more.items()})
 
-    def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: Route) -> int:
+    def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: DecodingRoute) -> int:
         self.threads.add(threading.get_ident())
         if self.bundle.variant(route.variant) is None or (route.draft and self.bundle.draft(route.draft) is None):
             raise InvalidArgumentError(f"{route!r}: there is no such variant or draft")
@@ -229,7 +229,7 @@ class StoriesEngine:
         self._count(started=1)
         return self._number
 
-    def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[Progress]:
+    def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[SequenceProgress]:
         self.threads.add(threading.get_ident())
         self.before_step()
         if self.broken:
@@ -238,7 +238,7 @@ class StoriesEngine:
             time.sleep(self.step_seconds)
         return [self._step(number, prompt_tokens) for number in sequences]
 
-    def _step(self, number: int, prompt_tokens: int) -> Progress:
+    def _step(self, number: int, prompt_tokens: int) -> SequenceProgress:
         s = self._sequences[number]
         if len(s.pending) > 1:
             piece, s.pending = (
@@ -247,7 +247,7 @@ class StoriesEngine:
             )
             s.forward(piece)
             self._count(positions=len(piece))
-            return Progress(number, prompt_left=len(s.pending))
+            return SequenceProgress(number, prompt_left=len(s.pending))
         proposed = self._proposed(s)
         start = s.length
         logits = s.forward([*s.pending, *proposed])
@@ -269,7 +269,7 @@ class StoriesEngine:
             with self._lock:
                 del self._sequences[number]
             self._count(ended=1)
-        return Progress(number, tuple(tokens), 0, ended, len(proposed), accepted)
+        return SequenceProgress(number, tuple(tokens), 0, ended, len(proposed), accepted)
 
     @staticmethod
     def _proposed(s: Growing) -> list[int]:
@@ -326,7 +326,7 @@ def greedy(prompt: str, *, n: int, variant: str = REFERENCE) -> tuple[list[int],
     answer: list[int] = []
     while len(answer) < n and len(ids) + len(answer) < w.context:
         cache = np.zeros((2, w.layers, len(ids) + len(answer), w.kv_heads * w.head), dtype=np.float32)
-        fresh = Growing(w, Route(), Sampling(), [], [], 0, cache)
+        fresh = Growing(w, DecodingRoute(), Sampling(), [], [], 0, cache)
         token = int(np.argmax(fresh.forward(ids + answer)[-1]))
         answer.append(token)
         if token in (BEGIN, END):

@@ -11,7 +11,7 @@ import stories
 
 from offramp_worker.generate.llama.decoder import Decoder
 from offramp_worker.generate.llama.manifest import GenerationManifest, GenerationProfile, VariantEntry
-from offramp_worker.generate.seam import DraftSpec, GenerationEngine, Route, Sampling, Token
+from offramp_worker.generate.seam import DecodingRoute, DraftSpec, GenerationEngine, Sampling, Token
 from offramp_worker.prepare.generation.checkpoint import Checkpoint
 from offramp_worker.prepare.generation.llama2c import read_llama2c
 from offramp_worker.prepare.generation.writing import (
@@ -30,7 +30,7 @@ DRAFTS = (
     DraftSpec("int4", "variant", variants=("fp32", "int8")),
     DraftSpec("ngram", "ngram"),
 )
-PLAIN, GREEDY = Route(), Sampling()
+PLAIN, GREEDY = DecodingRoute(), Sampling()
 OPENINGS = (
     "Once upon a time",
     "One day, a little girl",
@@ -100,7 +100,7 @@ def write(
     words: Sequence[int],
     *,
     n: int = 64,
-    route: Route = PLAIN,
+    route: DecodingRoute = PLAIN,
     sampling: Sampling = GREEDY,
     piece: int = 64,
 ) -> Written:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.admission import LARGEST_SHARE, Door, Pace
+from offramp_core.admission import LARGEST_SHARE, Pace, QueueAdmission
 from offramp_core.batching import Batching, ClockworkBatching, OfframpBatching, TfServingBatching
 from offramp_core.task import task_of
 from offramp_worker.engine.batcher import Batch, Batcher
@@ -38,7 +38,7 @@ class Queue:
         pace = Pace(tuple(ROW_SECONDS * n for n in range(33)))
         self.batcher = Batcher(
             policy=self.policy,
-            door=Door(self.objective, pace, credit=self.credit),
+            door=QueueAdmission(self.objective, pace, credit=self.credit),
             max_rows=self.max_rows,
             clock=lambda: self.now,
             group=self.group,

@@ -48,7 +48,7 @@ from offramp_worker.engine.usual import UsualInputs
 from offramp_worker.engine.warming import PROBE_RUNS, warm_up
 from offramp_worker.metrics import Metrics
 from offramp_worker.settings import settings_from_env
-from offramp_worker.worker import Worker
+from offramp_worker.worker import InferenceWorker
 
 EVERYONE = "1"  # a threshold that all but the least certain input of the table pass
 
@@ -289,7 +289,9 @@ def test_every_size_is_warm_before_requests_come(bundle: Bundle, sessions: Sessi
 
 
 def test_a_worker_is_not_ready_before_it_is_warm(bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = Worker(settings_from_env({"OFFRAMP_BUNDLE": str(bundle_dir), "OFFRAMP_PORT": "0"}), deliver=lambda _: None)
+    worker = InferenceWorker(
+        settings_from_env({"OFFRAMP_BUNDLE": str(bundle_dir), "OFFRAMP_PORT": "0"}), deliver=lambda _: None
+    )
     ready: list[bool] = []
     warm_up = Sessions.warm_up
 

@@ -21,7 +21,7 @@ from offramp_cli.manifest import load_intent, notes
 from offramp_core.errors import DeliveryError
 from offramp_core.protocol import FetchProgress
 from offramp_worker.bundle.load import load_bundle
-from offramp_worker.fetch.download import MAX_ATTEMPTS, Clock, Limits
+from offramp_worker.fetch.download import MAX_ATTEMPTS, Clock, DownloadLimits
 from offramp_worker.fetch.fetch import fetch
 from offramp_worker.fetch.network import GuardedNetwork, refusal
 from offramp_worker.fetch.source import Source, read_credentials, source
@@ -159,7 +159,7 @@ def test_attempts_are_bounded_and_pauses_grow(archive: bytes, tmp_path: Path) ->
 
 def test_the_time_for_all_attempts_is_bounded(archive: bytes, tmp_path: Path) -> None:
     with Store({KEY: archive}, behaviour=Behaviour(statuses=[503] * 100)) as store:
-        said = refused(lambda: fetched(store, tmp_path, limits=Limits(seconds=3)), "FetchFailed")
+        said = refused(lambda: fetched(store, tmp_path, limits=DownloadLimits(seconds=3)), "FetchFailed")
     assert "did not arrive within 3 s" in said
     assert len(store.requests) < MAX_ATTEMPTS
 
@@ -188,7 +188,7 @@ def test_a_length_that_is_too_long_ends_in_a_sentence_and_one_that_is_too_short_
 @pytest.mark.parametrize("chunked", [False, True], ids=["announced", "unannounced"])
 def test_an_archive_beyond_the_limit_is_not_fetched(archive: bytes, tmp_path: Path, *, chunked: bool) -> None:
     with Store({KEY: archive}, behaviour=Behaviour(chunked=chunked)) as store:
-        refused(lambda: fetched(store, tmp_path, limits=Limits(bytes=len(archive) - 1)), "BundleTooLarge")
+        refused(lambda: fetched(store, tmp_path, limits=DownloadLimits(bytes=len(archive) - 1)), "BundleTooLarge")
 
 
 def test_a_compressed_body_is_refused_because_its_size_says_nothing(archive: bytes, tmp_path: Path) -> None:
@@ -538,8 +538,8 @@ def test_an_archive_that_grows_while_it_unpacks_is_stopped(tmp_path: Path) -> No
     bomb = hostile(entry("zeros", content=bytes(3 * 2**20)), mode="w:gz")
     many = hostile(*(entry(f"f{i}", content=b"") for i in range(50)))
     with Store({KEY: bomb}) as store:
-        refused(lambda: fetched(store, tmp_path, limits=Limits(bytes=2**20)), "BundleTooLarge")
+        refused(lambda: fetched(store, tmp_path, limits=DownloadLimits(bytes=2**20)), "BundleTooLarge")
         store.files[KEY], store.behaviour.etag = many, '"v2"'
         assert "more than 20 entries" in refused(
-            lambda: fetched(store, tmp_path, limits=Limits(files=20)), "InvalidBundle"
+            lambda: fetched(store, tmp_path, limits=DownloadLimits(files=20)), "InvalidBundle"
         )

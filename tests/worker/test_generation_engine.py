@@ -24,9 +24,9 @@ from offramp_worker.generate.llama import sampling as choosing
 from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.drafts import NgramIndex
 from offramp_worker.generate.load import load_generation
-from offramp_worker.generate.seam import Loaded, NoRoomError, Route, Sampling
+from offramp_worker.generate.seam import DecodingRoute, Loaded, NoRoomError, Sampling
 
-LOSSLESS = [Route("fp32", "int8", 4), Route("fp32", "int4", 3), Route("fp32", "ngram", 5)]
+LOSSLESS = [DecodingRoute("fp32", "int8", 4), DecodingRoute("fp32", "int4", 3), DecodingRoute("fp32", "ngram", 5)]
 FEW, MANY = 30, 300
 
 
@@ -44,7 +44,7 @@ def loaded(folder: Path) -> Iterator[Loaded]:
     made.engine.close()
 
 
-def name(route: Route) -> str:
+def name(route: DecodingRoute) -> str:
     return f"{route.draft}:{route.draft_tokens}"
 
 
@@ -60,7 +60,9 @@ def test_the_tokenizer_divides_texts_as_the_model_was_trained_on(loaded: Loaded)
 
 @pytest.mark.parametrize("route", LOSSLESS, ids=name)
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_a_verified_draft_changes_no_greedy_answer_beyond_ties(loaded: Loaded, route: Route, count: int) -> None:
+def test_a_verified_draft_changes_no_greedy_answer_beyond_ties(
+    loaded: Loaded, route: DecodingRoute, count: int
+) -> None:
     verdicts, accepted = [], 0
     for words in prompts(count):
         drafted = write(loaded.engine, words, route=route)
@@ -71,8 +73,8 @@ def test_a_verified_draft_changes_no_greedy_answer_beyond_ties(loaded: Loaded, r
     assert accepted > count  # or nothing was tested
 
 
-@pytest.mark.parametrize("route", [Route(), *LOSSLESS], ids=name)
-def test_a_prompt_read_in_pieces_of_any_size_gives_the_same_answer(loaded: Loaded, route: Route) -> None:
+@pytest.mark.parametrize("route", [DecodingRoute(), *LOSSLESS], ids=name)
+def test_a_prompt_read_in_pieces_of_any_size_gives_the_same_answer(loaded: Loaded, route: DecodingRoute) -> None:
     words = prompt("Once upon a time there was a boy named Tim. He had a big red ball and")
     whole = write(loaded.engine, words, piece=1000)
     assert all(
@@ -82,7 +84,7 @@ def test_a_prompt_read_in_pieces_of_any_size_gives_the_same_answer(loaded: Loade
 
 def test_sequences_that_are_written_side_by_side_do_not_touch_each_other(loaded: Loaded) -> None:
     engine, words = loaded.engine, prompts(6)
-    routes = [Route(), Route("int4"), *LOSSLESS, Route("int8")]
+    routes = [DecodingRoute(), DecodingRoute("int4"), *LOSSLESS, DecodingRoute("int8")]
     alone = [write(engine, w, route=r).ids for w, r in zip(words, routes, strict=True)]
     numbers = [engine.start(w, max_tokens=64, sampling=Sampling(), route=r) for w, r in zip(words, routes, strict=True)]
     together: dict[int, list[int]] = {n: [] for n in numbers}
@@ -102,7 +104,7 @@ def test_variants_of_fewer_bits_say_nearly_the_same(loaded: Loaded, variant: str
     for words in prompts(8):
         text = write(loaded.engine, words).ids
         for i in range(0, len(text), 4):
-            again = write(loaded.engine, [*words, *text[:i]], n=1, route=Route(variant)).ids
+            again = write(loaded.engine, [*words, *text[:i]], n=1, route=DecodingRoute(variant)).ids
             agreed, total = agreed + (again == text[i : i + 1]), total + 1
     assert agreed / total >= (0.95 if variant == "int8" else 0.8)
 
@@ -113,8 +115,8 @@ def test_variants_of_fewer_bits_say_nearly_the_same(loaded: Loaded, variant: str
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=11)
 
 
-@pytest.mark.parametrize("route", [Route(), *LOSSLESS], ids=name)
-def test_the_same_seed_draws_the_same_answer_whoever_else_is_served(loaded: Loaded, route: Route) -> None:
+@pytest.mark.parametrize("route", [DecodingRoute(), *LOSSLESS], ids=name)
+def test_the_same_seed_draws_the_same_answer_whoever_else_is_served(loaded: Loaded, route: DecodingRoute) -> None:
     engine = loaded.engine
     first = write(engine, prompt(), route=route, sampling=SAMPLED).ids
     other = engine.start(prompt("The dog"), max_tokens=200, sampling=SAMPLED, route=route)
@@ -130,12 +132,12 @@ def test_the_same_seed_draws_the_same_answer_whoever_else_is_served(loaded: Load
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", LOSSLESS, ids=name)
-def test_a_draft_keeps_the_distribution_of_samples(loaded: Loaded, route: Route) -> None:
+def test_a_draft_keeps_the_distribution_of_samples(loaded: Loaded, route: DecodingRoute) -> None:
     """The third token behind a prompt that the draft proposes to, over many seeds, against the chances of the model's
     own draws."""
     words, n = prompt("Once upon a time, there was a"), 1500
     counted = []
-    for chosen in (Route(), route):
+    for chosen in (DecodingRoute(), route):
         draws = [
             write(loaded.engine, words, n=3, route=chosen, sampling=Sampling(temperature=1.0, seed=s)).ids
             for s in range(n)
@@ -202,19 +204,19 @@ def test_logits_that_are_no_numbers_end_the_sequence_with_an_error() -> None:
         choosing.chances(np.array([np.inf, 0.0], dtype=np.float32), SAMPLED)
 
 
-@pytest.mark.parametrize("route", [Route(), *LOSSLESS], ids=name)
+@pytest.mark.parametrize("route", [DecodingRoute(), *LOSSLESS], ids=name)
 @pytest.mark.parametrize(
     "sampling", [Sampling(logprobs=True, top_logprobs=3), replace(SAMPLED, logprobs=True)], ids=["greedy", "drawn"]
 )
 def test_log_probabilities_are_the_models_own_at_temperature_1(
-    loaded: Loaded, route: Route, sampling: Sampling
+    loaded: Loaded, route: DecodingRoute, sampling: Sampling
 ) -> None:
     words = prompt()
     written = write(loaded.engine, words, n=24, route=route, sampling=sampling)
     w = stories.weights()
     cache = np.zeros((2, w.layers, 64, w.kv_heads * w.head), dtype=np.float32)
     text = [*words, *written.ids]
-    rows = stories.Growing(w, Route(), Sampling(), [], [], 0, cache).forward(text)[len(words) - 1 : -1]
+    rows = stories.Growing(w, DecodingRoute(), Sampling(), [], [], 0, cache).forward(text)[len(words) - 1 : -1]
     for token, row in zip(written.tokens, rows, strict=True):
         exact = row - row.max()
         exact = exact - np.log(np.exp(exact).sum())
@@ -234,9 +236,9 @@ def test_without_being_asked_no_log_probabilities_are_told(loaded: Loaded) -> No
 # --- bounds -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("route", [Route(), *LOSSLESS], ids=name)
+@pytest.mark.parametrize("route", [DecodingRoute(), *LOSSLESS], ids=name)
 def test_an_answer_never_has_more_tokens_than_asked_for_and_ends_where_the_context_does(
-    loaded: Loaded, route: Route
+    loaded: Loaded, route: DecodingRoute
 ) -> None:
     for n in (1, 2, 3, 7):
         assert len(write(loaded.engine, prompt(), n=n, route=route).ids) == n
@@ -258,16 +260,16 @@ def test_caches_take_what_was_said_and_are_given_back(loaded: Loaded) -> None:
 
 def test_a_sequence_without_room_is_refused_until_others_have_ended(folder: Path) -> None:
     made = load_generation(folder, threads=1, cache_bytes=70 * 2560)
-    first = made.engine.start(prompt(), max_tokens=40, sampling=Sampling(), route=Route())
+    first = made.engine.start(prompt(), max_tokens=40, sampling=Sampling(), route=DecodingRoute())
     with pytest.raises(NoRoomError, match="tokens"):
-        made.engine.start(prompt(), max_tokens=40, sampling=Sampling(), route=Route())
+        made.engine.start(prompt(), max_tokens=40, sampling=Sampling(), route=DecodingRoute())
     made.engine.cancel(first)
     assert len(write(made.engine, prompt(), n=40).ids) == 40
 
 
 def test_a_cancelled_sequence_computes_nothing_more(loaded: Loaded) -> None:
     engine = loaded.engine
-    number = engine.start(prompt(), max_tokens=200, sampling=Sampling(), route=Route())
+    number = engine.start(prompt(), max_tokens=200, sampling=Sampling(), route=DecodingRoute())
     engine.step([number], prompt_tokens=64)
     before = engine.counts()
     engine.cancel(number)
@@ -288,7 +290,7 @@ def test_each_sequence_is_told_its_own_part_of_a_steps_time(loaded: Loaded, monk
     engine = loaded.engine
     plain, drafted = (
         engine.start(prompt("Once upon a time"), max_tokens=20, sampling=Sampling(), route=route)
-        for route in (Route("int8"), Route("fp32", "int8", 4))
+        for route in (DecodingRoute("int8"), DecodingRoute("fp32", "int8", 4))
     )
     read = engine.step([plain, drafted], prompt_tokens=512)
     wrote = engine.step([plain, drafted], prompt_tokens=512)
@@ -312,8 +314,8 @@ def test_counts_say_what_was_computed(loaded: Loaded) -> None:
 
 def test_what_fails_for_one_sequence_leaves_the_others_be(loaded: Loaded) -> None:
     engine = loaded.engine
-    good = engine.start(prompt(), max_tokens=5, sampling=Sampling(), route=Route())
-    bad = engine.start(prompt(), max_tokens=5, sampling=Sampling(temperature=float("nan")), route=Route())
+    good = engine.start(prompt(), max_tokens=5, sampling=Sampling(), route=DecodingRoute())
+    bad = engine.start(prompt(), max_tokens=5, sampling=Sampling(temperature=float("nan")), route=DecodingRoute())
     fine, broken = engine.step([good, bad], prompt_tokens=64)
     assert len(fine.tokens) == 1 and not fine.error
     assert broken.ended and broken.error and bad not in engine.memory().by_sequence
@@ -323,26 +325,26 @@ def test_what_fails_for_one_sequence_leaves_the_others_be(loaded: Loaded) -> Non
 @pytest.mark.parametrize(
     ("route", "words", "n", "why"),
     [
-        (Route("int2"), [1], 5, "int2"),
-        (Route("fp32", "exit-4", 3), [1], 5, "exit-4"),
-        (Route("int4", "int8", 3), [1], 5, "int8"),
-        (Route(exit_layer=3, exit_confidence=0.5), [1], 5, "no exits"),
-        (Route(), [1, 512], 5, "512"),
-        (Route(), [-1], 5, "-1"),
-        (Route(), [1] * 512, 5, "context"),
-        (Route(), [], 5, "prompt"),
-        (Route(), [1], 0, "max_tokens"),
+        (DecodingRoute("int2"), [1], 5, "int2"),
+        (DecodingRoute("fp32", "exit-4", 3), [1], 5, "exit-4"),
+        (DecodingRoute("int4", "int8", 3), [1], 5, "int8"),
+        (DecodingRoute(exit_layer=3, exit_confidence=0.5), [1], 5, "no exits"),
+        (DecodingRoute(), [1, 512], 5, "512"),
+        (DecodingRoute(), [-1], 5, "-1"),
+        (DecodingRoute(), [1] * 512, 5, "context"),
+        (DecodingRoute(), [], 5, "prompt"),
+        (DecodingRoute(), [1], 0, "max_tokens"),
     ],
 )
 def test_what_the_bundle_does_not_have_is_refused(
-    loaded: Loaded, route: Route, words: list[int], n: int, why: str
+    loaded: Loaded, route: DecodingRoute, words: list[int], n: int, why: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=why):
         loaded.engine.start(words, max_tokens=n, sampling=Sampling(), route=route)
 
 
 def test_the_probe_passes_on_any_thread_while_sequences_run(loaded: Loaded) -> None:
-    number = loaded.engine.start(prompt(), max_tokens=5, sampling=Sampling(), route=Route())
+    number = loaded.engine.start(prompt(), max_tokens=5, sampling=Sampling(), route=DecodingRoute())
     loaded.engine.step([number], prompt_tokens=64)
     loaded.engine.probe()
     loaded.engine.cancel(number)

@@ -17,7 +17,7 @@ from generation import GenerationServer, with_settings
 from processes import KEY, SERVICE_UID, document, eventually, sign
 
 from offramp_core.errors import PlanRefusedError
-from offramp_core.generation.losses import Losses, Output
+from offramp_core.generation.losses import AnswerLosses, Output
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts, WorkerState
 from offramp_core.records import Records, records_from_arrays
@@ -161,7 +161,7 @@ def test_records_say_what_each_variant_would_have_lost_whatever_was_served(servi
     service.ask(*PROMPTS)
     service.audited()
     records = service.records()
-    losses = [Losses()(answers(p, lossy=True), answers(p, lossy=False))[Output.TOKEN_F1] for p in PROMPTS]
+    losses = [AnswerLosses()(answers(p, lossy=True), answers(p, lossy=False))[Output.TOKEN_F1] for p in PROMPTS]
     assert any(losses) and not all(losses), "prompts of both kinds are needed"
     of_lossy = records.at(LOSSY)
     assert of_lossy.final_loss is not None and records.loss is not None
@@ -182,7 +182,9 @@ def test_a_precisions_plan_answers_everything_and_its_losses_are_counted_as_erro
     counts = service.counts("stable")
     assert (counts.requests, counts.drawn, counts.audited) == (len(MANY), len(MANY), len(MANY))
     assert counts.exits == {"final": len(MANY)}
-    mean = float(np.mean([Losses()(answers(p, lossy=True), answers(p, lossy=False))[Output.TOKEN_F1] for p in MANY]))
+    mean = float(
+        np.mean([AnswerLosses()(answers(p, lossy=True), answers(p, lossy=False))[Output.TOKEN_F1] for p in MANY])
+    )
     # Of 24 draws with these probabilities: five standard deviations of the sum at most.
     assert abs(counts.disagreements - mean * len(MANY)) <= 5 * np.sqrt(len(MANY) / 4)
     assert counts.disagreements > 0
@@ -240,7 +242,9 @@ def test_a_canary_is_taken_back_between_two_requests(service: Service) -> None:
 
 def test_the_workers_own_detector_switches_a_plan_off_that_loses_more_than_its_budget(service: Service) -> None:
     service.run(service.plan(LOSSY), audit_rate=1.0, accuracy_budget=0.001, breaker_run_length=50.0)
-    worst = sorted(MANY, key=lambda p: -Losses()(answers(p, lossy=True), answers(p, lossy=False))[Output.TOKEN_F1])
+    worst = sorted(
+        MANY, key=lambda p: -AnswerLosses()(answers(p, lossy=True), answers(p, lossy=False))[Output.TOKEN_F1]
+    )
     service.ask(*worst)
     service.audited()
     assert service.state.breaker_open and service.server.metric("breaker_open") == 1

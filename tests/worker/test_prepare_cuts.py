@@ -10,26 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from offramp_worker.prepare.cuts import Step, cut_vertices, distinct_places, graph_steps
+from offramp_worker.prepare.cuts import GraphStep, cut_vertices, distinct_places, graph_steps
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> list[Step]:
+def graphs(draw: st.DrawFn) -> list[GraphStep]:
     """A random graph in topological order: source "x", some constants "c*", the last step makes the sink "y"."""
     known = ["x", "c0"]
-    steps: list[Step] = []
+    steps: list[GraphStep] = []
     n_steps = draw(st.integers(1, 9))
     for index in range(n_steps):
         recent = known[-4:] if draw(st.booleans()) else known  # recent ones give long thin graphs, which have cuts
         inputs = draw(st.lists(st.sampled_from(recent), min_size=1, max_size=3))
         outputs = [f"t{index}", f"u{index}"][: draw(st.integers(1, 2))] if index < n_steps - 1 else ["y"]
         operator = draw(st.sampled_from(["Relu", "Conv", "Equal"]))
-        steps.append(Step(operator, tuple(inputs), tuple(outputs), cheap=operator == "Equal"))
+        steps.append(GraphStep(operator, tuple(inputs), tuple(outputs), cheap=operator == "Equal"))
         known += outputs
     return steps
 
 
-def costly_without(steps: Sequence[Step], *, tensor: str) -> bool:
+def costly_without(steps: Sequence[GraphStep], *, tensor: str) -> bool:
     """Whether the sink needs a costly tensor that does not follow from ``tensor``: what a stage begun there would have
     to do again."""
     depends, behind, cheap = {"x"}, {tensor}, {"x"}
@@ -53,38 +53,42 @@ def costly_without(steps: Sequence[Step], *, tensor: str) -> bool:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(graphs())
-def test_cut_vertices_are_the_tensors_behind_which_nothing_costly_has_to_be_done_again(steps: list[Step]) -> None:
+def test_cut_vertices_are_the_tensors_behind_which_nothing_costly_has_to_be_done_again(steps: list[GraphStep]) -> None:
     made = [name for step in steps for name in step.outputs if name != "y"]
     expected = [name for name in made if not costly_without(steps, tensor=name)]
     assert list(cut_vertices(steps, source="x", sink="y")) == expected
 
 
 def test_a_mask_made_of_the_input_goes_around_no_cut_unless_it_takes_a_product_of_matrices() -> None:
-    def network(operator: str) -> list[Step]:
+    def network(operator: str) -> list[GraphStep]:
         cheap = operator != "MatMul"
         return [
-            Step("Gather", ("table", "x"), ("h0",)),
-            Step(operator, ("x", "pad"), ("mask",), cheap=cheap),
-            Step("Attention", ("h0", "mask"), ("h1",)),
-            Step("Attention", ("h1", "mask"), ("h2",)),
-            Step("Gemm", ("h2", "v"), ("y",)),
+            GraphStep("Gather", ("table", "x"), ("h0",)),
+            GraphStep(operator, ("x", "pad"), ("mask",), cheap=cheap),
+            GraphStep("Attention", ("h0", "mask"), ("h1",)),
+            GraphStep("Attention", ("h1", "mask"), ("h2",)),
+            GraphStep("Gemm", ("h2", "v"), ("y",)),
         ]
 
     assert cut_vertices(network("Equal"), source="x", sink="y") == ("h0", "h1", "h2")
     assert cut_vertices(network("MatMul"), source="x", sink="y") == ("h2",)
 
 
-def residual_chain(blocks: int) -> list[Step]:
-    steps = [Step("Conv", ("x", "w"), ("stem",)), Step("Relu", ("stem",), ("out0",))]
+def residual_chain(blocks: int) -> list[GraphStep]:
+    steps = [GraphStep("Conv", ("x", "w"), ("stem",)), GraphStep("Relu", ("stem",), ("out0",))]
     for i in range(blocks):
         steps += [
-            Step("Conv", (f"out{i}", "w"), (f"a{i}",)),
-            Step("Relu", (f"a{i}",), (f"b{i}",)),
-            Step("Conv", (f"b{i}", "w"), (f"c{i}",)),
-            Step("Add", (f"c{i}", f"out{i}"), (f"sum{i}",)),
-            Step("Relu", (f"sum{i}",), (f"out{i + 1}",)),
+            GraphStep("Conv", (f"out{i}", "w"), (f"a{i}",)),
+            GraphStep("Relu", (f"a{i}",), (f"b{i}",)),
+            GraphStep("Conv", (f"b{i}", "w"), (f"c{i}",)),
+            GraphStep("Add", (f"c{i}", f"out{i}"), (f"sum{i}",)),
+            GraphStep("Relu", (f"sum{i}",), (f"out{i + 1}",)),
         ]
-    return [*steps, Step("GlobalAveragePool", (f"out{blocks}",), ("pooled",)), Step("Gemm", ("pooled", "v"), ("y",))]
+    return [
+        *steps,
+        GraphStep("GlobalAveragePool", (f"out{blocks}",), ("pooled",)),
+        GraphStep("Gemm", ("pooled", "v"), ("y",)),
+    ]
 
 
 def test_a_residual_network_has_one_place_per_block_and_one_after_the_stem() -> None:
@@ -102,14 +106,14 @@ def test_thousands_of_millions_of_paths_are_counted_exactly() -> None:
 
 def test_a_place_is_the_last_tensor_before_new_weights_that_still_has_a_grid() -> None:
     steps = [
-        Step("Conv", ("x", "w"), ("conv",)),
-        Step("Relu", ("conv",), ("relu",)),
-        Step("MaxPool", ("relu",), ("pool",)),
-        Step("Conv", ("pool", "w"), ("conv2",)),
-        Step("Relu", ("conv2",), ("relu2",)),
-        Step("MaxPool", ("relu2",), ("tiny",)),
-        Step("Flatten", ("tiny",), ("flat",)),
-        Step("Gemm", ("flat", "v"), ("y",)),
+        GraphStep("Conv", ("x", "w"), ("conv",)),
+        GraphStep("Relu", ("conv",), ("relu",)),
+        GraphStep("MaxPool", ("relu",), ("pool",)),
+        GraphStep("Conv", ("pool", "w"), ("conv2",)),
+        GraphStep("Relu", ("conv2",), ("relu2",)),
+        GraphStep("MaxPool", ("relu2",), ("tiny",)),
+        GraphStep("Flatten", ("tiny",), ("flat",)),
+        GraphStep("Gemm", ("flat", "v"), ("y",)),
     ]
     shapes = {
         "conv": (8, 16, 16),
@@ -125,17 +129,17 @@ def test_a_place_is_the_last_tensor_before_new_weights_that_still_has_a_grid() -
 
 def test_a_dense_block_that_feeds_everything_onwards_has_no_place_inside() -> None:
     steps = [
-        Step("Conv", ("x", "w"), ("a",)),
-        Step("Conv", ("a", "w"), ("b",)),
-        Step("Conv", ("b", "w"), ("c",)),
-        Step("Concat", ("a", "b", "c"), ("cat",)),
-        Step("Conv", ("cat", "w"), ("y",)),
+        GraphStep("Conv", ("x", "w"), ("a",)),
+        GraphStep("Conv", ("a", "w"), ("b",)),
+        GraphStep("Conv", ("b", "w"), ("c",)),
+        GraphStep("Concat", ("a", "b", "c"), ("cat",)),
+        GraphStep("Conv", ("cat", "w"), ("y",)),
     ]
     assert cut_vertices(steps, source="x", sink="y") == ("a", "cat")
 
 
 def test_an_output_that_does_not_depend_on_the_input_has_no_cut_vertices() -> None:
-    assert cut_vertices([Step("Relu", ("c0",), ("y",))], source="x", sink="y") == ()
+    assert cut_vertices([GraphStep("Relu", ("c0",), ("y",))], source="x", sink="y") == ()
 
 
 @pytest.mark.parametrize("captures", ["a", "b"])

@@ -19,7 +19,7 @@ from offramp_worker.prepare import pipeline
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.places import find_places
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.selection import Verdict, select_ramps
+from offramp_worker.prepare.selection import CandidateVerdict, select_ramps
 from offramp_worker.prepare.sources import load_backbone
 
 pytestmark = pytest.mark.slow  # exports networks
@@ -92,7 +92,9 @@ def test_a_family_is_prepared_and_served(name: str, tmp_path: Path, monkeypatch:
     x = rows_for(name, ROWS)
     np.savez(tmp_path / "data.npz", x=x)
 
-    def all_of_them(merits: Any) -> list[Verdict]:  # with random weights in a tiny network it is chance what pays
+    def all_of_them(
+        merits: Any,
+    ) -> list[CandidateVerdict]:  # with random weights in a tiny network it is chance what pays
         return [replace(verdict, refused="") for verdict in select_ramps(merits)]
 
     monkeypatch.setattr(pipeline, "select_ramps", all_of_them)

@@ -23,7 +23,7 @@ from offramp_cli.main import app
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.generate.llama.architecture import Architecture, RotaryScaling, rotary_tables
 from offramp_worker.generate.load import load_generation, read_manifest, read_profile
-from offramp_worker.generate.seam import Route
+from offramp_worker.generate.seam import DecodingRoute
 from offramp_worker.prepare.generation import pipeline
 from offramp_worker.prepare.generation.checkpoint import Checkpoint
 from offramp_worker.prepare.generation.huggingface import architecture_of
@@ -360,7 +360,9 @@ def test_a_bundle_is_made_that_a_worker_can_serve_and_that_says_what_was_left_ou
     assert (tmp_path / "out" / "report.png").read_bytes()[:4] == b"\x89PNG"
     seconds = read_profile(tmp_path / "out").variants["fp32"]
     assert {"1", "2", "4", "8"} <= seconds.keys() and loaded.bundle.variants[0].token_seconds == seconds["1"]
-    assert write(loaded.engine, prompt(), n=20, route=Route()).ids == stories.greedy("Once upon a time", n=20)[0]
+    assert (
+        write(loaded.engine, prompt(), n=20, route=DecodingRoute()).ids == stories.greedy("Once upon a time", n=20)[0]
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 

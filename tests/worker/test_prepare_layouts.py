@@ -28,10 +28,10 @@ from offramp_worker.prepare import pipeline, plain
 from offramp_worker.prepare.features import candidate_ramps, collect_features
 from offramp_worker.prepare.objectives import softmax
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.places import Found, find_places
+from offramp_worker.prepare.places import FoundPlaces, find_places
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport
-from offramp_worker.prepare.selection import Verdict, select_ramps
+from offramp_worker.prepare.selection import CandidateVerdict, select_ramps
 from offramp_worker.prepare.sources import load_backbone
 
 Array = np.ndarray[Any, Any]
@@ -75,12 +75,14 @@ def eye(n: int, m: int | None = None) -> Array:
     return np.eye(n, m)
 
 
-def found_in(folder: Path, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array], row: Sequence[int]) -> Found:
+def found_in(
+    folder: Path, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array], row: Sequence[int]
+) -> FoundPlaces:
     x = rows_of(*row)
     return find_places(load_backbone(graph(folder / "m.onnx", nodes, constants, row=row), x), x)
 
 
-def reasons(found: Found) -> dict[str, str]:
+def reasons(found: FoundPlaces) -> dict[str, str]:
     return {each.tensor: each.reason for each in found.unread}
 
 
@@ -133,7 +135,7 @@ PREPARED = [
 def prepared(model: str, x: Array, folder: Path, monkeypatch: pytest.MonkeyPatch) -> PrepareReport:
     """A bundle with every ramp that was tried: with random weights it is chance what pays."""
 
-    def all_of_them(merits: Any) -> list[Verdict]:
+    def all_of_them(merits: Any) -> list[CandidateVerdict]:
         return [replace(verdict, refused="") for verdict in select_ramps(merits)]
 
     monkeypatch.setattr(pipeline, "select_ramps", all_of_them)

@@ -25,7 +25,7 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FeedbackCounts:
     """Rows of one reply by whether they were right."""
 
     id: str
@@ -55,7 +55,7 @@ class Feedback:
         while self._held > self._rows:
             self._forget(next(iter(self._answers)))
 
-    def judge(self, request_id: str, labels: list[int]) -> Verdict | None:
+    def judge(self, request_id: str, labels: list[int]) -> FeedbackCounts | None:
         """Compare a reply with the true labels of its rows, once; None when there is no such reply (any more).
 
         Raises
@@ -73,7 +73,7 @@ class Feedback:
         for label, truth, arm in zip(answer.labels, labels, answer.arms, strict=True):
             right += label == truth
             self._metrics.feedback(arm, "right" if label == truth else "wrong").inc()
-        return Verdict(request_id, right, len(labels) - right)
+        return FeedbackCounts(request_id, right, len(labels) - right)
 
     def __len__(self) -> int:
         return len(self._answers)

@@ -36,7 +36,7 @@ from offramp_worker.http.refusals import Refusals
 from offramp_worker.logs import log_event, route_library_logs
 from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.tracing import Tracing
-from offramp_worker.worker import ExecutorLostError, Worker
+from offramp_worker.worker import ExecutorLostError, InferenceWorker
 
 # The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the
 # other's turn.
@@ -115,7 +115,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     loop = asyncio.get_running_loop()
     front = Front(loop)
     stop = asyncio.Event()
-    worker = Worker(settings, deliver=front.deliver, on_lost=partial(tell, loop, stop))
+    worker = InferenceWorker(settings, deliver=front.deliver, on_lost=partial(tell, loop, stop))
     if settings.tracing == "otlp":
         name = settings.service or "offramp-worker"
         worker.tracing = Tracing(service=name, instance=settings.uid, version=offramp_worker.__version__)
@@ -265,15 +265,15 @@ async def listen(
     return server, task
 
 
-async def _listen_grpc(worker: Worker, front: Front) -> Any:
+async def _listen_grpc(worker: InferenceWorker, front: Front) -> Any:
     """Open the gRPC port if there is to be one. The library (20 MiB of memory) is loaded only then."""
     settings = worker.settings
     if settings.grpc_port is None:
         return None
-    from offramp_worker.grpc.health import Health
+    from offramp_worker.grpc.health import HealthService
     from offramp_worker.grpc.service import InferenceService, start_server
 
-    server, port = await start_server(InferenceService(worker, front), Health(worker), settings=settings)
+    server, port = await start_server(InferenceService(worker, front), HealthService(worker), settings=settings)
     log_event("listening", name="grpc", host=settings.host, port=port)
     return server
 

@@ -34,7 +34,7 @@ class ExecutorLostError(OfframpError):
     """Every run failed for too long. The device may be gone for this process; another one begins with a new context."""
 
 
-class Worker:
+class InferenceWorker:
     """What a process has and does. A worker whose bundle is broken stays up, unready, and says why."""
 
     def __init__(

@@ -13,7 +13,7 @@ from offramp_operator.explain.savings import sentences
 from offramp_operator.explain.version import version_facts
 from offramp_operator.explain.why import (
     NO_READING,
-    Reading,
+    GateReading,
     about_rollout,
     cooling,
     pin,
@@ -69,6 +69,6 @@ def _indented(lines: list[Text]) -> list[Text]:
     return [Text("  ") + line for line in lines]
 
 
-def _gate_row(r: Reading) -> list[Cell]:
+def _gate_row(r: GateReading) -> list[Cell]:
     shown = Text(r.state, style="dim") if r.state == "NotApplicable" else state(r.state)
     return [r.gate, shown, r.seen, r.against, r.e_value, r.limit, r.exposure, r.meaning]

@@ -52,7 +52,7 @@ def expected_path(
     max_ramps: int,
     max_overhead: float = 1.0,
     should_stop: Callable[[], bool] | None = None,
-) -> list[Step]:
+) -> list[PathStep]:
     """Plans from cautious to bold, without repeats. At another precision than fp32 the first one has no ramps.
 
     The plans of falling prices jump where a ramp joins. Between two of them the path goes on in small steps of expected
@@ -61,11 +61,11 @@ def expected_path(
     """
     kept = records.take(slice(max(0, len(records) - MOST_ROWS), None))
     search = _Descent(kept, max_ramps=max_ramps, max_overhead=max_overhead)
-    path: dict[tuple[tuple[int, ...], tuple[Decimal, ...]], Step] = {}
+    path: dict[tuple[tuple[int, ...], tuple[Decimal, ...]], PathStep] = {}
     start = 0.0
     if records.precision != EXACT:
         start = search.expected_disagreement({})
-        path[((), ())] = Step((), (), start)
+        path[((), ())] = PathStep((), (), start)
     levels = [start + f * max_disagreement for f in LEVELS]
     anchors = _anchors(search, upto=levels[-1], should_stop=should_stop)
     for level in levels:
@@ -75,12 +75,12 @@ def expected_path(
             keys = min(scaled, key=search.mean_seconds)
             ramps = tuple(sorted(keys))
             thresholds = tuple(threshold_of(keys[ramp]) for ramp in ramps)
-            path.setdefault((ramps, thresholds), Step(ramps, thresholds, search.expected_disagreement(keys)))
+            path.setdefault((ramps, thresholds), PathStep(ramps, thresholds, search.expected_disagreement(keys)))
     return sorted(path.values(), key=lambda step: step.expected_disagreement) if start else list(path.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathStep:
     """A plan of the path: ramp columns, thresholds, and how often it disagrees as far as the model can tell."""
 
     active: tuple[int, ...]

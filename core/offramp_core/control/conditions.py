@@ -20,7 +20,7 @@ from offramp_core.control.objects import (
     Condition,
     ConditionStatus,
     Config,
-    Observed,
+    ObservedFigures,
     PinStatus,
     RampSetStatus,
     Rollout,
@@ -420,14 +420,14 @@ def _rejection(status: VersionStatus) -> str:
 
 def observe(
     facts: Facts, ramp_ids: tuple[str, ...], costs: ExitCosts, *, audits: float | None = None
-) -> tuple[Observed, Times, int, int]:
+) -> tuple[ObservedFigures, Times, int, int]:
     """Figures of the stable plan, and the raw numbers behind them: (observed, times, audits, disagreements).
 
     ``ramp_ids`` and ``costs`` are those of the plan's precision, ``audits`` what audits took, as a share of the model's
     own time.
     """
     if facts.stable is None:
-        return Observed(), {}, 0, 0
+        return ObservedFigures(), {}, 0, 0
     mine = [c for c in facts.counts if c.plan_hash == facts.stable.plan.content_hash]
     times = {
         name: merge_sketches(SecondsSketch({int(i): n for i, n in getattr(c, name).items()}) for c in mine)
@@ -439,7 +439,7 @@ def observe(
         return before, times, audited, disagreed
     requests = sum(c.requests for c in mine)
     exits = {ramp: sum(c.exits.get(ramp, 0) for c in mine) for ramp in ramp_ids}
-    figures = Observed(
+    figures = ObservedFigures(
         p50=format_seconds(times["latency"].quantile(0.5)),
         p95=format_seconds(times["latency"].quantile(0.95)),
         first_token_p50=format_seconds(times["first_token"].quantile(0.5)),

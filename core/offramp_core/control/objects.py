@@ -540,7 +540,7 @@ class RouteUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedFigures:
     """Rounded figures of the stable plan in the present epoch, for people; texts, so that they do not flicker. Those of
     tokens are about all that the workers' processes wrote: ``model_tokens_per_second`` by the model alone, ``routes``
     with the most used first."""
@@ -707,7 +707,7 @@ class ServiceStatus:
     update: UpdateStatus = UpdateStatus()
     version: VersionStatus = field(default_factory=VersionStatus)
     capacity: CapacityStatus = CapacityStatus()
-    observed: Observed = Observed()
+    observed: ObservedFigures = ObservedFigures()
     measured: Measured = Measured()
     tuning: TuningStatus = TuningStatus()
     ramp_sets: RampSetStatus = RampSetStatus()

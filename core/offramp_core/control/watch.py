@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from offramp_core.evidence import detector
-from offramp_core.evidence.losses import Losses, count
+from offramp_core.evidence.losses import LostAudits, count
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts, Observations
 
@@ -61,7 +61,7 @@ class Watch:
     state: detector.DetectorState = field(default_factory=detector.init)
     seen: Mapping[Counter, Reported] = field(default_factory=dict)
     lost: int = 0
-    losses: Losses = field(default_factory=Losses)
+    losses: LostAudits = field(default_factory=LostAudits)
     at: float = 0.0
 
     @property

@@ -15,14 +15,14 @@ PACE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class LostAudits:
     """``owed`` lost audits are still to be counted, ``due`` of them by now (with a fraction)."""
 
     owed: int = 0
     due: float = 1.0
 
 
-def count(losses: Losses, *, lost: int, seen: int, budget: float) -> tuple[Losses, int]:
+def count(losses: LostAudits, *, lost: int, seen: int, budget: float) -> tuple[LostAudits, int]:
     """What is owed after ``lost`` audits more among ``seen`` draws more, and how many are to be counted now.
 
     The first one counts at once.
@@ -30,4 +30,4 @@ def count(losses: Losses, *, lost: int, seen: int, budget: float) -> tuple[Losse
     owed = losses.owed + lost
     due = losses.due + PACE * budget * seen
     now = min(owed, int(due))
-    return Losses(owed - now, due - now if owed > now else 1.0), now
+    return LostAudits(owed - now, due - now if owed > now else 1.0), now

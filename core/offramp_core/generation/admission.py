@@ -32,7 +32,7 @@ class Closed(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdmissionLimits:
     """Of one worker.
 
     ``waiting`` answers may wait for a turn, ``running`` are computed side by side, ``reply_bytes`` hold the replies of
@@ -55,7 +55,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class GenerationPace:
     """What computing takes on this machine of late: seconds per token of a prompt, per token of an answer, and how much
     of ``max_tokens`` answers use. Nothing is known at first, and nobody is refused for it."""
 
@@ -63,15 +63,15 @@ class Pace:
     writing: float = 0.0
     used: float = 1.0
 
-    def read(self, tokens: int, seconds: float) -> Pace:
+    def read(self, tokens: int, seconds: float) -> GenerationPace:
         """After a piece of a prompt."""
         return replace(self, reading=_moved(self.reading, seconds / tokens))
 
-    def wrote(self, tokens: int, seconds: float) -> Pace:
+    def wrote(self, tokens: int, seconds: float) -> GenerationPace:
         """After a round in which answers got so many tokens in all."""
         return replace(self, writing=_moved(self.writing, seconds / tokens))
 
-    def ended(self, *, tokens: int, max_tokens: int) -> Pace:
+    def ended(self, *, tokens: int, max_tokens: int) -> GenerationPace:
         """After an answer has ended by itself."""
         return replace(self, used=(1 - WEIGHT) * self.used + WEIGHT * tokens / max_tokens)
 
@@ -80,7 +80,7 @@ class Pace:
         return prompt * self.reading + self.used * max_tokens * self.writing
 
 
-def side_by_side(limits: Limits, pace: Pace) -> int:
+def side_by_side(limits: AdmissionLimits, pace: GenerationPace) -> int:
     """How many answers may have turns at once: as many as keep the objective's time per token, one at least.
 
     Examples
@@ -125,7 +125,7 @@ def until_turn(running: Sequence[float], waiting: Sequence[float], *, at_once: i
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WorkerLoad:
     """What a worker has taken on; ``wait_seconds`` until one who comes now has a turn, ``reading_seconds`` from then
     until its prompt is read."""
 
@@ -150,7 +150,7 @@ def reply_bytes(*, max_tokens: int, logprobs: bool, top_logprobs: int) -> int:
     return max_tokens * (TOKEN_BYTES + (LOGPROB_BYTES * (1 + top_logprobs) if logprobs else 0))
 
 
-def admit(load: Load, limits: Limits, *, answers: int, reply: int) -> Refused | None:
+def admit(load: WorkerLoad, limits: AdmissionLimits, *, answers: int, reply: int) -> Refused | None:
     """None where a request for so many ``answers``, with a ``reply`` of so many bytes, is let in.
 
     One that finds nobody before it is always let in: what could never be served is refused where its fields are read.
@@ -178,7 +178,7 @@ def admit(load: Load, limits: Limits, *, answers: int, reply: int) -> Refused | 
     return None
 
 
-def _late(load: Load, limits: Limits) -> Refused | None:
+def _late(load: WorkerLoad, limits: AdmissionLimits) -> Refused | None:
     """Where the first token cannot be expected in time. Who is late by the length of its own prompt is not refused for
     that: it may join a line that is itself short, as nothing would be better for it later."""
     objective = limits.first_token_seconds

@@ -26,7 +26,7 @@ WHOLE = "model"  # the head of a column in which a whole variant answers
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VariantStep:
     """One variant's turn at a request. Its answer is the reply where its uncertainty is below ``leave_below``, else the
     next step's is.
 
@@ -89,9 +89,9 @@ def variant_costs(seconds: Mapping[str, float]) -> dict[str, list[Any]]:
     return costs
 
 
-def steps_of(plan: Plan, columns: Sequence[RampInfo]) -> tuple[Step, ...]:
+def steps_of(plan: Plan, columns: Sequence[RampInfo]) -> tuple[VariantStep, ...]:
     """Which variants are asked under a plan, in their order; the last one answers what no other did. Ramps with
     threshold 0 are left out."""
     thresholds = {ramp.id: float(ramp.threshold) for ramp in plan.ramps if ramp.threshold > 0}
-    first = [Step(c.id, c.id, thresholds[c.id]) for c in columns if not c.precision and c.id in thresholds]
-    return (*first, Step(plan.precision))
+    first = [VariantStep(c.id, c.id, thresholds[c.id]) for c in columns if not c.precision and c.id in thresholds]
+    return (*first, VariantStep(plan.precision))

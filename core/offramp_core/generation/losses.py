@@ -81,7 +81,7 @@ def rouge_l(served: str, reference: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class AnswerLosses:
     """Every loss of one answer against the reference's; ``pattern`` is for :func:`exact_answer`."""
 
     pattern: re.Pattern[str] | None = None

@@ -17,7 +17,7 @@ PASSED_AT_MOST = 8  # times that a request which waits for room is passed by sma
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PromptReading:
     """A prompt with ``left`` tokens to read, that has not had a turn for ``waited`` rounds."""
 
     number: int
@@ -34,7 +34,7 @@ class Waiting:
     passed: int = 0
 
 
-def next_prompt(prompts: Sequence[Reading]) -> int | None:
+def next_prompt(prompts: Sequence[PromptReading]) -> int | None:
     """The number of the prompt whose turn it is; the earlier one of equals.
 
     A prompt with n tokens left waits at most about n / WAITED rounds longer than one that has just come with nothing

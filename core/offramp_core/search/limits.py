@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ErrorLimits:
     """Error limits of a search.
 
     Attributes
@@ -96,7 +96,7 @@ def make_limits(
     max_disagreement: float | None = None,
     max_errors: int | None = None,
     slice_budgets: Mapping[int, float] | None = None,
-) -> Limits:
+) -> ErrorLimits:
     """Check budgets and turn them into whole numbers.
 
     Raises
@@ -112,7 +112,7 @@ def make_limits(
         for number, (label, share) in enumerate(slices, start=1):
             size = int(np.count_nonzero(group == number))
             most.append(_allowed(f"slice_budgets[{label}]", share, size))
-    return Limits(np.array(most, dtype=np.int64), group)
+    return ErrorLimits(np.array(most, dtype=np.int64), group)
 
 
 def error_budget(n: int, *, max_disagreement: float | None = None, max_errors: int | None = None) -> int:

@@ -15,7 +15,7 @@ LOADING = 60e6  # rows and cells that numpy gets through while the loops load: t
 
 
 @dataclass(slots=True)
-class Pace:
+class SearchPace:
     """What a process has searched; ``installed`` is whether it has numba (``pip install offramp[fast]``)."""
 
     installed: bool
@@ -31,4 +31,4 @@ class Pace:
         self.handled = math.inf
 
 
-PACE = Pace(installed=find_spec("numba") is not None)
+PACE = SearchPace(installed=find_spec("numba") is not None)

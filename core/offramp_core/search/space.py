@@ -18,7 +18,7 @@ import numpy.typing as npt
 from offramp_core.errors import InvalidRecordsError
 from offramp_core.records import BoolArray, IndexArray, Records
 from offramp_core.search.grid import NEVER, KeyArray, leave_keys
-from offramp_core.search.limits import Limits
+from offramp_core.search.limits import ErrorLimits
 
 Ints = npt.NDArray[np.int64]
 
@@ -56,7 +56,7 @@ class Column:
 class SearchSpace:
     """Everything about the records and the limits that a search needs, computed once and on demand."""
 
-    def __init__(self, records: Records, limits: Limits) -> None:
+    def __init__(self, records: Records, limits: ErrorLimits) -> None:
         _check_shapes(records)
         self.records = records
         self.limits = limits

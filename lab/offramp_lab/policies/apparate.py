@@ -15,7 +15,7 @@ import numpy as np
 from offramp_core.records import IndexArray, Records, SecondsArray
 from offramp_lab.policies.base import Objective, Trace
 from offramp_lab.policies.climb import Climbing, climb
-from offramp_lab.policies.online import Served
+from offramp_lab.policies.online import ServedStream
 from offramp_lab.policies.planned import affordable, evenly_spaced
 
 WINDOW = 16
@@ -50,7 +50,7 @@ class _Period:
 class _Apparate:
     def __init__(self, stream: Records, objective: Objective) -> None:
         self._stream, self._objective = stream, objective
-        self._served = Served(stream, objective, evenly_spaced(stream, objective))
+        self._served = ServedStream(stream, objective, evenly_spaced(stream, objective))
         self._ramps_since = 0  # scores of the present ramps are known from this row on
         self._untuned = True
         self._tuned_at = 0
@@ -114,7 +114,7 @@ class _Apparate:
         """Whether new thresholds alone make every ramp pay without saving less."""
         thresholds = self._climbed(row)
         period = self._stream.take(slice(start, row))
-        trial = Served(period, self._objective, self._served.active)
+        trial = ServedStream(period, self._objective, self._served.active)
         trial.switch(0, self._served.active, thresholds)
         trial.serve(len(period))
         after = self._period(start, row, self._served.active, trial.left)

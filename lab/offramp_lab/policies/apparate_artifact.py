@@ -17,7 +17,7 @@ import numpy as np
 from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
 from offramp_lab.policies.base import Objective, Trace
 from offramp_lab.policies.climb import Climbed, Climbing, climb
-from offramp_lab.policies.online import Served
+from offramp_lab.policies.online import ServedStream
 from offramp_lab.policies.planned import affordable
 
 CLIMBING = Climbing(step=0.01, smallest_step=0.001, below=True, trusts_final=True)
@@ -94,7 +94,7 @@ class _Loop:
     def __init__(self, stream: Records, objective: Objective, variant: Variant) -> None:
         self._stream, self._objective, self._variant = stream, objective, variant
         self._last_place = _last_paying_place(stream)
-        self._served = Served(stream, objective, _evenly_up_to(stream, self._last_place, objective))
+        self._served = ServedStream(stream, objective, _evenly_up_to(stream, self._last_place, objective))
         self._set = _Set.of(stream, self._served.active)
         self._quota = 0  # ramps that were removed and may be added elsewhere
         self._adjusted = False

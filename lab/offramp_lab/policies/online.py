@@ -15,7 +15,7 @@ from offramp_lab.policies.base import NO_EXIT, Objective, PlanInForce, Trace, se
 AHEAD = 256  # rows served at once
 
 
-class Served:
+class ServedStream:
     """A stream served plan by plan, some way ahead of the decisions about it: a new plan takes back what lies behind
     it."""
 

@@ -17,7 +17,7 @@ from offramp_core.records import Records, SecondsArray
 from offramp_lab.policies import NamedPolicy, Objective, Trace, policy, replay_halves
 from offramp_lab.policies.base import NO_EXIT, PlanInForce
 from offramp_lab.replay.arrivals import Arrivals
-from offramp_lab.simulate import Served, batching, capacity, serve_stream
+from offramp_lab.simulate import SimulatedRun, batching, capacity, serve_stream
 from offramp_lab.simulate.draws import Truth, draw_rng, draw_sample, run_draw, saving_in_sample
 
 SMALLEST_SLO_SECONDS = 0.010  # Apparate's rule for an objective that nobody gave: twice a lone request, at least 10 ms
@@ -44,8 +44,8 @@ class Serving:
     batching: str
     rate: float
     load: float
-    served: Served
-    baseline: Served
+    served: SimulatedRun
+    baseline: SimulatedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def simulate_queues(
         for name in queueing.batching:
             policy_of_batches = batching(name, profile=profile, slo_seconds=slo)
 
-            def served(trace: Trace, *, by: Batching = policy_of_batches, at: SecondsArray = times) -> Served:
+            def served(trace: Trace, *, by: Batching = policy_of_batches, at: SecondsArray = times) -> SimulatedRun:
                 of = chains[trace.plans[-1].precision]
                 trace = _first(trace, len(at))
                 return serve_stream(at, trace, of, batching=by, execution=queueing.execution, slo_seconds=slo)

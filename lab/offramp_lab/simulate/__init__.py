@@ -9,7 +9,7 @@ draws.py      what a policy chooses on a sample, judged on everything that was r
 
 from offramp_core.batching import BATCHING, MAX_BATCH, Batching, OfframpBatching, batching
 from offramp_lab.simulate.arrivals import ARRIVALS, capacity, scaled, spread
-from offramp_lab.simulate.outcome import ANSWERED, DROPPED, REJECTED, Served
+from offramp_lab.simulate.outcome import ANSWERED, DROPPED, REJECTED, SimulatedRun
 from offramp_lab.simulate.serving import serve_stream
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "REJECTED",
     "Batching",
     "OfframpBatching",
-    "Served",
+    "SimulatedRun",
     "batching",
     "capacity",
     "scaled",

@@ -12,7 +12,7 @@ ANSWERED, DROPPED, REJECTED = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class SimulatedRun:
     """Requests in order of arrival, and the server's own account.
 
     Attributes

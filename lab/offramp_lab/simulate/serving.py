@@ -10,14 +10,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.admission import Door, Entry, Pace, forecast
+from offramp_core.admission import Entry, Pace, QueueAdmission, forecast
 from offramp_core.batching import Batching, Drop, Start, exact_seconds
 from offramp_core.bundle import Profile
 from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.execution import carries_on
 from offramp_core.plan import Execution
-from offramp_lab.simulate.outcome import ANSWERED, DROPPED, REJECTED, SecondsArray, Served
+from offramp_lab.simulate.outcome import ANSWERED, DROPPED, REJECTED, SecondsArray, SimulatedRun
 from offramp_lab.simulate.stages import Stages, stages_of
 
 
@@ -52,7 +52,7 @@ def serve_stream(
     admission: bool = False,
     front_seconds: float = 0.0,
     batch_seconds: float = 0.0,
-) -> Served:
+) -> SimulatedRun:
     """Serve a stream on one worker.
 
     Ramps in force are paid by every batch that reaches them and regrouping by every batch that loses rows, so both
@@ -93,7 +93,7 @@ def serve_stream(
     loop = _Loop(arrivals.tolist(), periods, batching, entry=entry, carry_on=carry_on, batch_seconds=batch_seconds)
     loop.run()
     latency = np.array(loop.answered) - arrivals + front_seconds
-    return Served(
+    return SimulatedRun(
         latency=latency,
         status=np.array(loop.status, dtype=np.int8),
         busy_seconds=loop.busy,
@@ -135,7 +135,7 @@ def _periods(decided: Decided, table: CostTable) -> list[_Period]:
 class _Entry:
     """The way into the queue; the decisions are a worker's."""
 
-    door: Door
+    door: QueueAdmission
     began: float = float("-inf")
     rows: int = 0  # of the batch that runs
     late: int = 0
@@ -167,7 +167,7 @@ class _Entry:
 def _entry(profile: Profile, batching: Batching, slo_seconds: float | None) -> _Entry:
     if slo_seconds is None:
         raise InvalidArgumentError("admission needs slo_seconds, the objective that requests are admitted for")
-    return _Entry(Door(slo_seconds, Pace(exact_seconds(profile, max_batch=batching.max_batch))))
+    return _Entry(QueueAdmission(slo_seconds, Pace(exact_seconds(profile, max_batch=batching.max_batch))))
 
 
 class _Loop:

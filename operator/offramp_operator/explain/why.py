@@ -65,7 +65,7 @@ def _because(family: Family) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GateReading:
     """What one gate has seen, in words; the middle is empty where the gate does not apply."""
 
     gate: str
@@ -107,16 +107,16 @@ def about_rollout(family: Family, rollout: Rollout) -> list[tuple[str, str]]:
 NO_READING = "no gate has been read yet: a step begins when every ready worker runs it"
 
 
-def readings(rollout: Rollout, now: float) -> list[Reading]:
+def readings(rollout: Rollout, now: float) -> list[GateReading]:
     """Every gate in words; empty before the first step has begun."""
     return [_reading(gate, rollout, now) for gate in rollout.status.gates]
 
 
-def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
+def _reading(gate: GateStatus, rollout: Rollout, now: float) -> GateReading:
     if gate.state == "NotApplicable":
-        return Reading(gate.name, gate.state, "-", "-", "-", "-", "-", gate.message)
+        return GateReading(gate.name, gate.state, "-", "-", "-", "-", "-", gate.message)
     phrases = words(gate)
-    return Reading(
+    return GateReading(
         gate=gate.name,
         state=gate.state,
         seen=phrases.counted.format(k=gate.k, n=gate.n),

@@ -10,7 +10,7 @@ from offramp_operator.shell.platform import ServiceKey
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CompletedPass:
     """One pass that went well: what it gathered, what workers reported, what was decided and carried out, and when
     (seconds since the epoch)."""
 
@@ -23,7 +23,7 @@ class Seen:
 class PassListener(Protocol):
     """Called with every pass, within it: must return at once and never raise."""
 
-    def passed(self, key: ServiceKey, seen: Seen) -> None: ...
+    def passed(self, key: ServiceKey, seen: CompletedPass) -> None: ...
 
     def failed(self, key: ServiceKey, error: Exception, at: float) -> None: ...
 
@@ -36,7 +36,7 @@ class PassListeners:
     def __init__(self, *those: PassListener) -> None:
         self._those = those
 
-    def passed(self, key: ServiceKey, seen: Seen) -> None:
+    def passed(self, key: ServiceKey, seen: CompletedPass) -> None:
         for one in self._those:
             one.passed(key, seen)
 
@@ -52,7 +52,7 @@ class PassListeners:
 class Nobody:
     """Listens where nobody does."""
 
-    def passed(self, key: ServiceKey, seen: Seen) -> None: ...
+    def passed(self, key: ServiceKey, seen: CompletedPass) -> None: ...
 
     def failed(self, key: ServiceKey, error: Exception, at: float) -> None: ...
 

@@ -16,7 +16,7 @@ from offramp_core.control.watch import Watch
 from offramp_core.protocol import PlanDocument
 from offramp_core.reasons import ConditionType, Reason
 from offramp_core.tuning import TuningRequest, tune
-from offramp_operator.shell.listeners import Nobody, PassListener, Seen
+from offramp_operator.shell.listeners import CompletedPass, Nobody, PassListener
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.platform import ConflictError, Platform, ServiceKey
@@ -182,7 +182,7 @@ class Reconciler:
         await self._set_going(key, gathered, observed, decision)
         self._able.add(key)
         tuning, now = self._tunings.of(key), self._clock()
-        self._listener.passed(key, Seen(gathered, observed.workers, decision, now))
+        self._listener.passed(key, CompletedPass(gathered, observed.workers, decision, now))
         wait = decision.requeue_after_seconds
         if tuning.running is not None or _lives(gathered):
             return min(wait, ACTIVE_REQUEUE_SECONDS)

@@ -16,7 +16,7 @@ from offramp_core.control.outcome import Objects, carried_out
 from offramp_core.control.snapshot import Event, Worker
 from offramp_core.protocol import PlanDocument
 from offramp_operator.explain.family import Family, WorkerSeen
-from offramp_operator.shell.listeners import Seen
+from offramp_operator.shell.listeners import CompletedPass
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.web.curves import CurveBook, CurvePoint
 
@@ -49,7 +49,7 @@ class View:
 
 @dataclass(slots=True)
 class _Entry:
-    seen: Seen | None = None
+    seen: CompletedPass | None = None
     problem: str = ""
     at: float = 0.0
     version: int = 0
@@ -78,7 +78,7 @@ class Board:
 
     # --- passes ------------------------------------------------------------------------------------
 
-    def passed(self, key: ServiceKey, seen: Seen) -> None:
+    def passed(self, key: ServiceKey, seen: CompletedPass) -> None:
         entry = self._entries.setdefault(key, _Entry())
         entry.seen, entry.problem, entry.at, entry.family = seen, "", seen.at, None
         entry.events.extend(TimedEvent(seen.at, event) for event in seen.decision.events)
@@ -142,7 +142,7 @@ class Board:
             entry.family = self._as_family(entry.seen, entry.problem)
         return entry.family
 
-    def _as_family(self, seen: Seen, problem: str) -> Family:
+    def _as_family(self, seen: CompletedPass, problem: str) -> Family:
         g = seen.gathered
         after = carried_out(Objects(g.service, g.configs, g.rollouts), seen.decision, seen.at)
         return Family(
@@ -154,7 +154,7 @@ class Board:
         )
 
 
-def _curve_key(key: ServiceKey, seen: Seen | None, rollout: str) -> str:
+def _curve_key(key: ServiceKey, seen: CompletedPass | None, rollout: str) -> str:
     """With the service's uid: a service that was deleted and made anew counts its rollouts from 1 again."""
     uid = seen.gathered.service.uid if seen is not None else ""
     return f"{key}/{uid}/{rollout}"

@@ -24,7 +24,7 @@ from offramp_operator.explain.latency import LatencyFacts, latency
 from offramp_operator.explain.network import NetworkFacts, network
 from offramp_operator.explain.plans import about
 from offramp_operator.explain.progress import Attempt, attempts, figures, progress, workers_ready
-from offramp_operator.explain.why import Reading, about_rollout, cooling, pin, readings, serving, tuning, wrong
+from offramp_operator.explain.why import GateReading, about_rollout, cooling, pin, readings, serving, tuning, wrong
 from offramp_operator.explain.words import ago, milliseconds, share
 from offramp_operator.web.board import STALE_SECONDS, View
 from offramp_operator.web.curves import CurvePoint
@@ -121,7 +121,7 @@ class OverviewPage:
 class GateFacts:
     """One gate: its reading in words, and its curve since the operator started."""
 
-    reading: Reading
+    reading: GateReading
     curve: tuple[CurvePoint, ...]
 
 

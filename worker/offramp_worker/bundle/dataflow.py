@@ -65,7 +65,7 @@ SMALL_TABLE = 1_024  # elements; picking rows of a larger constant is an embeddi
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GraphStep:
     """One operator of a graph: what it is, the tensors it reads and makes, and whether doing it again costs next to
     nothing."""
 
@@ -75,11 +75,11 @@ class Step:
     cheap: bool = False
 
 
-def graph_steps(graph: onnx.GraphProto) -> tuple[Step, ...]:
+def graph_steps(graph: onnx.GraphProto) -> tuple[GraphStep, ...]:
     """The operators of a graph in its (topological) order, with the tensors that subgraphs of control flow capture."""
     tables = {tensor.name for tensor in graph.initializer if _size(tensor.dims) > SMALL_TABLE}
     return tuple(
-        Step(
+        GraphStep(
             operator=node.op_type,
             inputs=(*filter(None, node.input), *captured(node)),
             outputs=tuple(filter(None, node.output)),
@@ -89,7 +89,7 @@ def graph_steps(graph: onnx.GraphProto) -> tuple[Step, ...]:
     )
 
 
-def dependent_tensors(steps: Iterable[Step], *, source: str) -> set[str]:
+def dependent_tensors(steps: Iterable[GraphStep], *, source: str) -> set[str]:
     """Tensors that depend on ``source``, itself included. Weights and constants are not among them."""
     found = {source}
     for step in steps:
@@ -98,7 +98,7 @@ def dependent_tensors(steps: Iterable[Step], *, source: str) -> set[str]:
     return found
 
 
-def free_tensors(steps: Sequence[Step], *, source: str) -> set[str]:
+def free_tensors(steps: Sequence[GraphStep], *, source: str) -> set[str]:
     """Tensors that follow from the model's input ``source`` by cheap steps alone, the input included."""
     dependent = dependent_tensors(steps, source=source)
     free = {source}

@@ -68,7 +68,7 @@ class Pooling:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class HeadRecipe:
     """How a kind of head is built.
 
     Attributes
@@ -250,12 +250,12 @@ MEAN = Pooling("mean", _pool_mean, cells=1)
 CELLS = Pooling("grid", _pool_grid, cells=2 * GRID * GRID, least_side=GRID)
 TOKENS = Pooling("tokens", _pool_tokens, cells=1)
 OWN = Pooling("own", lambda _source, _prefix, _height, _width: [], cells=1)
-KINDS: Mapping[HeadKind, Kind] = {
-    "pooled-linear": Kind(MEAN),
-    "grid-linear": Kind(CELLS),
-    "grid-mlp": Kind(CELLS, hidden_layer=True),
-    "conv": Kind(CELLS, convolutions=CONVOLUTIONS),
-    "mean-linear": Kind(TOKENS),
-    "mean-mlp": Kind(TOKENS, hidden_layer=True),
-    "own": Kind(OWN, trained=False),
+KINDS: Mapping[HeadKind, HeadRecipe] = {
+    "pooled-linear": HeadRecipe(MEAN),
+    "grid-linear": HeadRecipe(CELLS),
+    "grid-mlp": HeadRecipe(CELLS, hidden_layer=True),
+    "conv": HeadRecipe(CELLS, convolutions=CONVOLUTIONS),
+    "mean-linear": HeadRecipe(TOKENS),
+    "mean-mlp": HeadRecipe(TOKENS, hidden_layer=True),
+    "own": HeadRecipe(OWN, trained=False),
 }

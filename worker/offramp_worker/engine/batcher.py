@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offramp_core.admission import Door, Entry, due_after, forecast
+from offramp_core.admission import Entry, QueueAdmission, due_after, forecast
 from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
 from offramp_worker.engine.tickets import Array, OverloadedError, Ticket, UnableError
 
@@ -81,7 +81,7 @@ class Batcher:
         self,
         *,
         policy: Batching,
-        door: Door,
+        door: QueueAdmission,
         max_rows: int,
         clock: Callable[[], float] = time.perf_counter,
         changed: threading.Condition | None = None,

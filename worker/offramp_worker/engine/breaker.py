@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence import detector
-from offramp_core.evidence.losses import Losses, count
+from offramp_core.evidence.losses import LostAudits, count
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class BreakerState:
     budget: float
     run_length: float
     detector: detector.DetectorState = field(default_factory=detector.init)
-    losses: Losses = field(default_factory=Losses)
+    losses: LostAudits = field(default_factory=LostAudits)
     open: int = 0
     is_open: bool = False
 

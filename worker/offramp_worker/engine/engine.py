@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from offramp_core.admission import Door, Pace
+from offramp_core.admission import Pace, QueueAdmission
 from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.plan import exits_off_plan
 from offramp_core.reasons import RequestOutcome
@@ -349,7 +349,7 @@ def _batcher(bundle: Bundle, options: EngineOptions, clock: Callable[[], float])
     spec = bundle.manifest.inputs[0]
     return Batcher(
         policy=batching(options.batching, profile=bundle.profile, slo_seconds=options.latency_seconds),
-        door=Door(options.latency_seconds, Pace(exact_seconds(bundle.profile))),
+        door=QueueAdmission(options.latency_seconds, Pace(exact_seconds(bundle.profile))),
         max_rows=options.max_queue_rows,
         clock=clock,
         join=partial(pad_rows, spec=spec),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from offramp_core.errors import DeliveryError, InvalidArgumentError
 from offramp_core.protocol import FetchProgress
-from offramp_worker.fetch.download import Limits
+from offramp_worker.fetch.download import DownloadLimits
 from offramp_worker.fetch.fetch import fetch
 from offramp_worker.fetch.network import client
 from offramp_worker.fetch.source import shown, source
@@ -29,10 +29,10 @@ from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event, route_library_logs
 from offramp_worker.main import connections, listen
 from offramp_worker.settings import Settings, settings_from_env
-from offramp_worker.worker import Worker
+from offramp_worker.worker import InferenceWorker
 
 LOG_SECONDS = 10.0
-DEFAULT = Limits()
+DEFAULT = DownloadLimits()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         settings = settings_from_env({**os.environ, "OFFRAMP_BUNDLE": str(options.to)})
-        worker = Worker(settings, deliver=lambda _: None)
+        worker = InferenceWorker(settings, deliver=lambda _: None)
         telling = _Telling(worker)
         with _AdminPort(worker, settings):
             _fetch(options, settings, telling)
@@ -68,7 +68,7 @@ def _fetch(options: argparse.Namespace, settings: Settings, telling: _Telling) -
             client=connection,
             digest=settings.model_digest,
             archive_digest=options.archive_digest,
-            limits=Limits(bytes=options.max_bytes, files=options.max_files, seconds=options.seconds),
+            limits=DownloadLimits(bytes=options.max_bytes, files=options.max_files, seconds=options.seconds),
             report=telling,
         )
 
@@ -76,7 +76,7 @@ def _fetch(options: argparse.Namespace, settings: Settings, telling: _Telling) -
 class _Telling:
     """Passes progress on to the admin port, and to the log now and then."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: InferenceWorker) -> None:
         self._worker, self._logged_at = worker, 0.0
 
     def __call__(self, progress: FetchProgress) -> None:
@@ -90,7 +90,7 @@ class _Telling:
 class _AdminPort:
     """The admin port on a thread of its own, if the pod has a control plane."""
 
-    def __init__(self, worker: Worker, settings: Settings) -> None:
+    def __init__(self, worker: InferenceWorker, settings: Settings) -> None:
         self._worker, self._settings = worker, settings
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="admin", daemon=True)

@@ -49,7 +49,7 @@ Tell = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DownloadLimits:
     """``seconds`` are for all of it; ``bytes`` bound the archive, and once more what it unpacks to."""
 
     bytes: int = 16 * 2**30
@@ -97,7 +97,7 @@ class Download:
         source: Source,
         part: Path,
         *,
-        limits: Limits,
+        limits: DownloadLimits,
         deadline: float,
         tell: Tell = lambda _done, _total: None,
         clock: Clock = Clock(),

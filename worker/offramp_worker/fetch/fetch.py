@@ -17,7 +17,7 @@ from offramp_core.protocol import FetchPhase, FetchProgress
 from offramp_core.reasons import Reason
 from offramp_worker.bundle.load import check_files
 from offramp_worker.bundle.task import GENERATE, declared_task
-from offramp_worker.fetch.download import Clock, Download, Limits
+from offramp_worker.fetch.download import Clock, Download, DownloadLimits
 from offramp_worker.fetch.source import Source
 from offramp_worker.fetch.unpack import unpack
 
@@ -34,7 +34,7 @@ def fetch(
     client: httpx.Client,
     digest: str | None = None,
     archive_digest: str | None = None,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    limits: DownloadLimits = DownloadLimits(),  # noqa: B008 - frozen
     report: Report = lambda _: None,
     clock: Clock = Clock(),  # noqa: B008 - frozen
 ) -> Path:
@@ -102,7 +102,7 @@ def _teller(report: Report, phase: FetchPhase) -> Callable[[int, int | None], No
     return lambda done, total: report(FetchProgress(phase, done, total))
 
 
-def _unpacked(part: Path, tree: Path, limits: Limits, report: Report) -> Path:
+def _unpacked(part: Path, tree: Path, limits: DownloadLimits, report: Report) -> Path:
     shutil.rmtree(tree, ignore_errors=True)
     report(FetchProgress("unpacking", 0, None))
     return unpack(part, tree, limits=limits, tell=_teller(report, "unpacking"))

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 from offramp_core.bundle import MANIFEST_FILE
 from offramp_core.errors import DeliveryError
 from offramp_core.reasons import Reason
-from offramp_worker.fetch.download import CHUNK_BYTES, NO_SPACE, Limits, disk_full, too_large
+from offramp_worker.fetch.download import CHUNK_BYTES, NO_SPACE, DownloadLimits, disk_full, too_large
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_DEPTH = 8
@@ -31,7 +31,7 @@ TAR_OVERHEAD = 4096  # of an entry: its header, its padding and a short extended
 Tell = Callable[[int, int | None], None]
 
 
-def unpack(archive: Path, folder: Path, *, limits: Limits, tell: Tell = lambda _done, _total: None) -> Path:
+def unpack(archive: Path, folder: Path, *, limits: DownloadLimits, tell: Tell = lambda _done, _total: None) -> Path:
     """Unpack a tar, gzipped or not, into ``folder``, which must not exist.
 
     Returns
@@ -62,7 +62,7 @@ def unpack(archive: Path, folder: Path, *, limits: Limits, tell: Tell = lambda _
 class _Bounded:
     """A file that gives at most ``limit`` bytes in all and no huge piece at once, however well it was compressed."""
 
-    def __init__(self, file: IO[bytes], limits: Limits) -> None:
+    def __init__(self, file: IO[bytes], limits: DownloadLimits) -> None:
         self._file, self._limits = file, limits
         self._most = limits.bytes + TAR_OVERHEAD * limits.files
 
@@ -92,7 +92,7 @@ class _Bounded:
             raise too_large("the bundle unpacks to more than", self._limits.bytes)
 
 
-def _opened(archive: Path, limits: Limits) -> _Bounded:
+def _opened(archive: Path, limits: DownloadLimits) -> _Bounded:
     with archive.open("rb") as file:
         packed = file.read(2) == GZIP_MAGIC
     if packed:
@@ -100,7 +100,7 @@ def _opened(archive: Path, limits: Limits) -> _Bounded:
     return _Bounded(archive.open("rb"), limits)
 
 
-def _unpack_members(tar: tarfile.TarFile, folder: Path, *, limits: Limits, tell: Tell) -> None:
+def _unpack_members(tar: tarfile.TarFile, folder: Path, *, limits: DownloadLimits, tell: Tell) -> None:
     seen, done = 0, 0
     while (member := tar.next()) is not None:
         tar.members = []  # type: ignore[attr-defined]  # else every header of a hostile archive is kept

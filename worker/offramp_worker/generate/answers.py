@@ -43,7 +43,7 @@ class Given:
         return answer_uncertainty([token.logprob for token in self.tokens])
 
 
-class Answer:
+class GeneratedAnswer:
     """The answer to one prompt.
 
     Attributes

@@ -16,16 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from offramp_core.generation.losses import Losses, Output
-from offramp_worker.generate.answers import Answer, Given
+from offramp_core.generation.losses import AnswerLosses, Output
+from offramp_worker.generate.answers import GeneratedAnswer, Given
 from offramp_worker.generate.routes import Assigned
 from offramp_worker.generate.seam import (
     REFERENCE,
+    DecodingRoute,
     GenerationEngine,
     NoRoomError,
-    Progress,
-    Route,
     Sampling,
+    SequenceProgress,
     Token,
     Tokenizer,
 )
@@ -86,7 +86,7 @@ class _Running:
     given: dict[str, Given] = field(default_factory=dict)
     variant: str = ""
     sequence: int | None = None
-    answer: Answer | None = None
+    answer: GeneratedAnswer | None = None
 
 
 def owed_by(ticket: Ticket) -> Owed | None:
@@ -128,7 +128,7 @@ class AuditDesk:
         tokenizer: Tokenizer,
         *,
         share: float,
-        compare: Losses,
+        compare: AnswerLosses,
         judge: Callable[[Audited], None],
         lost: Callable[[Owed], None],
         spend: Callable[[Owed, float], None],
@@ -181,7 +181,9 @@ class AuditDesk:
         """What the caches of the next audit need, if one waits and none is under way."""
         if self._now is not None or not self._backlog:
             return None
-        return max(self._engine.cache_bytes(self._backlog[0].size, route=Route(name)) for name in self._variants)
+        return max(
+            self._engine.cache_bytes(self._backlog[0].size, route=DecodingRoute(name)) for name in self._variants
+        )
 
     @property
     def due(self) -> bool:
@@ -206,7 +208,7 @@ class AuditDesk:
         try:
             progress = self._engine.step([now.sequence], prompt_tokens=PIECE)[0]
         except Exception as error:
-            progress = Progress(now.sequence, ended=True, error=str(error) or type(error).__name__)
+            progress = SequenceProgress(now.sequence, ended=True, error=str(error) or type(error).__name__)
         seconds = self._clock() - began
         self._credit = max(self._credit - seconds, -60.0)
         self._spend(now.owed, seconds)
@@ -230,7 +232,7 @@ class AuditDesk:
         owed, variant = now.owed, now.left[0]
         try:
             now.sequence = self._engine.start(
-                owed.prompt, max_tokens=owed.max_tokens, sampling=GREEDY, route=Route(variant)
+                owed.prompt, max_tokens=owed.max_tokens, sampling=GREEDY, route=DecodingRoute(variant)
             )
         except NoRoomError:
             return False
@@ -239,10 +241,12 @@ class AuditDesk:
             return True
         now.left.popleft()
         now.variant = variant
-        now.answer = Answer(self._tokenizer.decoder(), stops=owed.stops, end_tokens=self._engine.bundle.end_tokens)
+        now.answer = GeneratedAnswer(
+            self._tokenizer.decoder(), stops=owed.stops, end_tokens=self._engine.bundle.end_tokens
+        )
         return True
 
-    def _took(self, now: _Running, progress: Progress) -> None:
+    def _took(self, now: _Running, progress: SequenceProgress) -> None:
         assert now.answer is not None
         if progress.error:
             self._engine.cancel(progress.sequence)

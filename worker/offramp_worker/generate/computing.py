@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.vitals import Vitals
-from offramp_worker.generate.seam import GenerationEngine, Progress
+from offramp_worker.generate.seam import GenerationEngine, SequenceProgress
 from offramp_worker.generate.tickets import Ticket
 from offramp_worker.logs import log_event
 
@@ -30,7 +30,7 @@ class Computing:
         )
         ticket.began = ticket.began or self._clock()
 
-    def step(self, tickets: Sequence[Ticket], tokens: int) -> tuple[list[Progress], float]:
+    def step(self, tickets: Sequence[Ticket], tokens: int) -> tuple[list[SequenceProgress], float]:
         """What one turn of these did, in their order, and the seconds it took. Where it failed each has an error."""
         began = self._clock()
         canary = max((t.assigned.epoch for t in tickets if t.assigned.arm == "canary"), default=0)
@@ -41,7 +41,7 @@ class Computing:
             progress = self._engine.step(numbers, prompt_tokens=tokens)
         except Exception as error:  # runtimes raise bare exceptions of their C++ side
             log_event("generation-failed", level="error", answers=len(numbers), error=str(error))
-            progress = [Progress(n, ended=True, error=str(error) or type(error).__name__) for n in numbers]
+            progress = [SequenceProgress(n, ended=True, error=str(error) or type(error).__name__) for n in numbers]
             self._vitals.ended(1, failed=True)
         else:
             self._vitals.ended(1, failed=False)

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from offramp_core.generation.admission import Closed, Limits, Load, Refused
-from offramp_core.generation.losses import Losses
-from offramp_core.generation.turns import Reading, next_prompt, piece
+from offramp_core.generation.admission import AdmissionLimits, Closed, Refused, WorkerLoad
+from offramp_core.generation.losses import AnswerLosses
+from offramp_core.generation.turns import PromptReading, next_prompt, piece
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.vitals import Vitals
@@ -27,7 +27,7 @@ from offramp_worker.generate.computing import Computing
 from offramp_worker.generate.line import Line
 from offramp_worker.generate.requests import Asked
 from offramp_worker.generate.routes import Dispatch
-from offramp_worker.generate.seam import CacheMemory, GenerationEngine, Loaded, NoRoomError, Progress
+from offramp_worker.generate.seam import CacheMemory, GenerationEngine, Loaded, NoRoomError, SequenceProgress
 from offramp_worker.generate.tickets import ClosedError, Deliver, Ticket, TicketMaker
 from offramp_worker.logs import log_event
 
@@ -40,9 +40,9 @@ class DeskOptions:
     """What a desk is told. ``audit_share`` of the engine's time may go into audits while requests are served;
     ``compare`` says what an answer lost; ``marker`` notes a canary that is being computed."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     audit_share: float = 0.1
-    compare: Losses = field(default_factory=Losses)
+    compare: AnswerLosses = field(default_factory=AnswerLosses)
     marker: CrashMarker = field(default_factory=lambda: CrashMarker(None))
 
 
@@ -91,7 +91,7 @@ class GenerationDesk:
         return self._thread.is_alive()
 
     @property
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         """What is taken on now."""
         with self._changed:
             return self._line.load()
@@ -267,7 +267,7 @@ class GenerationDesk:
         readers = [t for t in self._line.running if t.reads]
         pieces: list[tuple[Ticket, Piece]] = []
         writing = self._turn(writers, 1, pieces) if writers else 0.0
-        number = next_prompt([Reading(t.number, t.prompt_left, t.waited) for t in readers])
+        number = next_prompt([PromptReading(t.number, t.prompt_left, t.waited) for t in readers])
         if number is not None:
             for other in readers:
                 other.waited += 1
@@ -296,7 +296,7 @@ class GenerationDesk:
         self.accounts.worked(seconds)
         return seconds
 
-    def _took(self, ticket: Ticket, progress: Progress, pieces: list[tuple[Ticket, Piece]]) -> None:
+    def _took(self, ticket: Ticket, progress: SequenceProgress, pieces: list[tuple[Ticket, Piece]]) -> None:
         now = self._clock()
         ticket.prompt_left = progress.prompt_left
         ticket.proposed += progress.proposed

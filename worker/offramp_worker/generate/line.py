@@ -3,7 +3,15 @@ around every call."""
 
 from __future__ import annotations
 
-from offramp_core.generation.admission import Limits, Load, Pace, admit, reply_bytes, side_by_side, until_turn
+from offramp_core.generation.admission import (
+    AdmissionLimits,
+    GenerationPace,
+    WorkerLoad,
+    admit,
+    reply_bytes,
+    side_by_side,
+    until_turn,
+)
 from offramp_core.generation.turns import PROMPT_SHARE, Waiting, next_to_begin
 from offramp_worker.generate.requests import Asked, RequestError
 from offramp_worker.generate.tickets import ClosedError, Ticket
@@ -14,24 +22,24 @@ class Line:
 
     Attributes
     ----------
-    pace : Pace
+    pace : GenerationPace
         What computing takes of late.
     reply_bytes : int
         Promised to replies that their clients have not taken.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self.waiting: list[Ticket] = []
         self.running: list[Ticket] = []
         self.reply_bytes = 0
-        self.pace = Pace()
+        self.pace = GenerationPace()
 
     def __len__(self) -> int:
         """How many wait or are computed."""
         return len(self.waiting) + len(self.running)
 
-    def load(self, prompt: int = 0) -> Load:
+    def load(self, prompt: int = 0) -> WorkerLoad:
         """What is taken on now, and what a request with so many tokens of prompt may expect."""
         at_once = side_by_side(self._limits, self.pace)
         wait = until_turn([self._left(t) for t in self.running], [self._left(t) for t in self.waiting], at_once=at_once)
@@ -39,7 +47,7 @@ class Line:
         before = sum(t.prompt_left for t in self.running if t.prompt_left <= prompt)
         share = PROMPT_SHARE if len(self) and at_once > 1 else 1.0
         reading = (before + prompt) * self.pace.reading / share
-        return Load(len(self.waiting), len(self.running), self.reply_bytes, wait, reading)
+        return WorkerLoad(len(self.waiting), len(self.running), self.reply_bytes, wait, reading)
 
     def _left(self, ticket: Ticket) -> float:
         """Seconds of the engine that it still needs, by expectation."""

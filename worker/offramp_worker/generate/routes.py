@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.generation.columns import Step, steps_of
+from offramp_core.generation.columns import VariantStep, steps_of
 from offramp_core.generation.drafts import Context, Drafts, Setting, load_class
 from offramp_core.precision import EXACT
 from offramp_core.protocol import Arm, RampInfo
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.leases import Arms
-from offramp_worker.generate.seam import REFERENCE, GenerationBundle, Route
+from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBundle
 
 _ROUTE = re.compile(r"(?P<variant>[a-z0-9.-]+)(\+(?P<draft>[a-z0-9./-]+):(?P<tokens>[0-9]{1,2}))?")
 
@@ -32,9 +32,9 @@ class Assigned:
 
     Attributes
     ----------
-    steps : tuple of Step
+    steps : tuple of VariantStep
         The variants that are asked in turn.
-    reference : Route
+    reference : DecodingRoute
         How the reference is computed: with which draft.
     counted : bool
         Whether it is one of the arm's requests; one that asked for the reference is not.
@@ -48,8 +48,8 @@ class Assigned:
         What the draft was chosen for; None where nobody chose.
     """
 
-    steps: tuple[Step, ...]
-    reference: Route
+    steps: tuple[VariantStep, ...]
+    reference: DecodingRoute
     active: Active
     runtime: Runtime
     counted: bool = True
@@ -57,10 +57,10 @@ class Assigned:
     lossy_off: bool = False
     context: Context | None = None
 
-    def route(self, step: int) -> Route:
+    def route(self, step: int) -> DecodingRoute:
         """How a step is computed."""
         variant = self.steps[step].variant
-        return self.reference if variant == REFERENCE else Route(variant)
+        return self.reference if variant == REFERENCE else DecodingRoute(variant)
 
     @property
     def held_back(self) -> bool:
@@ -97,7 +97,7 @@ class Dispatch:
         arms: Arms,
         columns: Sequence[RampInfo],
         *,
-        reference: Route | None = None,
+        reference: DecodingRoute | None = None,
         drafts: Drafts | None = None,
         lossy_sampling: bool = False,
         draw: Callable[[], float] = random.random,
@@ -120,7 +120,7 @@ class Dispatch:
             self._drop(self._distrusted.popleft())
         active, number = self.arms.active, self._number
         if never_exit:
-            return Assigned((Step(REFERENCE),), Route(), active, active.off, counted=False)
+            return Assigned((VariantStep(REFERENCE),), DecodingRoute(), active, active.off, counted=False)
         self._number += 1
         runtime, compared = self.arms.drawn(active, number), False
         if active.holdback is not None and runtime is not active.off:
@@ -129,12 +129,12 @@ class Dispatch:
         lossy = any(step.variant != REFERENCE for step in steps)
         lossy_off = lossy and not greedy and not self._lossy_sampling
         if lossy_off or (lossy and request_class in runtime.stopped):
-            steps = (Step(REFERENCE),)
-        reference, context = self._reference or Route(), None
+            steps = (VariantStep(REFERENCE),)
+        reference, context = self._reference or DecodingRoute(), None
         if self._reference is None and steps[-1].variant == REFERENCE:
             context = Context(request_class, load_class(running + 1), not greedy)
             setting = self._drafts.choose(context, draw=self._draw())
-            reference = Route(REFERENCE, setting.draft, setting.tokens)
+            reference = DecodingRoute(REFERENCE, setting.draft, setting.tokens)
         return Assigned(steps, reference, active, runtime, compared=compared, lossy_off=lossy_off, context=context)
 
     def learn(self, assigned: Assigned, *, seconds: float, tokens: int) -> None:
@@ -150,7 +150,7 @@ class Dispatch:
     def _drop(self, draft: str) -> None:
         self._drafts.drop(draft)
         if self._reference is not None and self._reference.draft == draft:
-            self._reference = Route()
+            self._reference = DecodingRoute()
 
     def describe(self) -> str:
         """Which drafts serve now, for people."""
@@ -158,7 +158,7 @@ class Dispatch:
         return f"drafts: {', '.join(serving[-5:])}" if serving else ""
 
 
-def parse_route(text: str, bundle: GenerationBundle) -> Route:
+def parse_route(text: str, bundle: GenerationBundle) -> DecodingRoute:
     """``fp32``, ``int4``, ``fp32+ngram:4`` (variant, draft, draft tokens).
 
     Raises
@@ -171,12 +171,12 @@ def parse_route(text: str, bundle: GenerationBundle) -> Route:
         raise InvalidArgumentError(
             f"the route is {text!r}; write VARIANT or VARIANT+DRAFT:TOKENS, such as fp32+ngram:4"
         )
-    route = Route(match["variant"], match["draft"] or "", int(match["tokens"] or 0))
+    route = DecodingRoute(match["variant"], match["draft"] or "", int(match["tokens"] or 0))
     check_route(route, bundle)
     return route
 
 
-def check_route(route: Route, bundle: GenerationBundle) -> None:
+def check_route(route: DecodingRoute, bundle: GenerationBundle) -> None:
     """Raises :class:`InvalidArgumentError` where the bundle does not have what the route names."""
     if bundle.variant(route.variant) is None:
         raise InvalidArgumentError(f"the route names variant {route.variant!r}; there are {_names(bundle.variants)}")
@@ -201,7 +201,7 @@ def draft_settings(bundle: GenerationBundle) -> tuple[Setting, ...]:
     return tuple(Setting(d.id, n) for d in usable for n in d.draft_tokens or DRAFT_TOKENS)
 
 
-def text_of(route: Route) -> str:
+def text_of(route: DecodingRoute) -> str:
     """As :func:`parse_route` reads it."""
     return route.variant + (f"+{route.draft}:{route.draft_tokens}" if route.draft else "")
 
@@ -211,7 +211,7 @@ def routes_of(assigned: Assigned) -> str:
     return ">".join(text_of(assigned.route(i)) for i in range(len(assigned.steps)))
 
 
-def own_active(active: Active, route: Route) -> Active:
+def own_active(active: Active, route: DecodingRoute) -> Active:
     """What serves without a control plane: the variant of ``route`` in the place of the reference."""
     if route.variant == EXACT:
         return active

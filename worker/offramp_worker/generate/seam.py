@@ -84,7 +84,7 @@ class GenerationBundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class DecodingRoute:
     """How one request is computed: by which ``variant``, with which ``draft`` (empty: none) proposing ``draft_tokens``
     at a time.
 
@@ -146,7 +146,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SequenceProgress:
     """What one step did for one sequence.
 
     ``tokens`` are new, the one that ends the answer included; empty while ``prompt_left`` tokens of the prompt are
@@ -201,7 +201,7 @@ class GenerationEngine(Protocol):
     @property
     def bundle(self) -> GenerationBundle: ...
 
-    def cache_bytes(self, tokens: int, *, route: Route) -> int:
+    def cache_bytes(self, tokens: int, *, route: DecodingRoute) -> int:
         """Bytes that a sequence of ``tokens`` in all (prompt and answer) takes at most, drafts included. Pure; from any
         thread."""
         ...
@@ -214,7 +214,7 @@ class GenerationEngine(Protocol):
         """From any thread."""
         ...
 
-    def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: Route) -> int:
+    def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: DecodingRoute) -> int:
         """A new sequence; computes nothing yet. The prompt has at least one token, and fits the context with one token
         of answer.
 
@@ -232,13 +232,13 @@ class GenerationEngine(Protocol):
         """
         ...
 
-    def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[Progress]:
+    def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[SequenceProgress]:
         """One turn for each of these: at most ``prompt_tokens`` of its prompt, or the next token, with a draft perhaps
         several.
 
-        One :class:`Progress` per sequence, in their order. Bounded in time by what it was given: no turn reads a whole
-        long prompt. A sequence that ended gives its caches back at once and may be left out or cancelled afterwards; it
-        is never stepped again.
+        One :class:`SequenceProgress` per sequence, in their order. Bounded in time by what it was given: no turn reads
+        a whole long prompt. A sequence that ended gives its caches back at once and may be left out or cancelled
+        afterwards; it is never stepped again.
 
         Raises
         ------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from offramp_core.errors import OfframpError
 from offramp_core.generation.admission import Refused
 from offramp_core.generation.columns import answer_uncertainty
-from offramp_worker.generate.answers import Answer, Given, Piece
+from offramp_worker.generate.answers import GeneratedAnswer, Given, Piece
 from offramp_worker.generate.requests import MAX_SEED, Asked, RequestError, Wanted
 from offramp_worker.generate.routes import Assigned, Dispatch
 from offramp_worker.generate.seam import Loaded, Sampling, TextDecoder
@@ -42,7 +42,7 @@ class Ticket:
     sampling: Sampling
     stops: tuple[str, ...]
     assigned: Assigned
-    answer: Answer
+    answer: GeneratedAnswer
     cache_bytes: int
     reply_bytes: int
     draw: float
@@ -90,7 +90,7 @@ class Ticket:
         """Begin anew with the next variant; what this one answered is kept for the audit alone."""
         answer = self.answer
         self.asked[self.assigned.steps[self.step].variant] = Given(answer.text, tuple(answer.tokens))
-        self.answer = Answer(decoder, stops=self.stops, end_tokens=end_tokens, logprobs=answer.logprobs)
+        self.answer = GeneratedAnswer(decoder, stops=self.stops, end_tokens=end_tokens, logprobs=answer.logprobs)
         self.step += 1
         self.sequence, self.prompt_left, self.kept = None, len(self.prompt), []
 
@@ -151,7 +151,7 @@ class TicketMaker:
         rate = assigned.runtime.audit_rate if judged and self._may_audit(len(prompt) + most) else 0.0
         draw = self._draw()
         self._number += 1
-        answer = Answer(
+        answer = GeneratedAnswer(
             self._tokenizer.decoder(), stops=wanted.stops, end_tokens=self._end_tokens, logprobs=sampling.logprobs
         )
         seeded = self._seeded(wanted, i)

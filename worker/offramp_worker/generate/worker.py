@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
-from offramp_core.generation.admission import Limits
+from offramp_core.generation.admission import AdmissionLimits
 from offramp_core.generation.columns import variant_columns, variant_costs
 from offramp_core.generation.drafts import Drafts
-from offramp_core.generation.losses import Losses, answer_pattern
+from offramp_core.generation.losses import AnswerLosses, answer_pattern
 from offramp_core.protocol import ArmCounts, Observations, RampInfo, RecordBlock, WorkerState
 from offramp_worker.engine.arms import Runtime
 from offramp_worker.engine.leases import Arms
@@ -21,7 +21,7 @@ from offramp_worker.generate.desk import DeskOptions, GenerationDesk
 from offramp_worker.generate.metrics import GenerationMetrics
 from offramp_worker.generate.plans import GenerationPlans, judged_as, off_runtime, variant_seconds
 from offramp_worker.generate.routes import Dispatch, draft_settings, own_active, parse_route
-from offramp_worker.generate.seam import REFERENCE, GenerationBundle, Loaded, Loader, Route, Tokenizer
+from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBundle, Loaded, Loader, Tokenizer
 from offramp_worker.generate.settings import GenerationSettings
 from offramp_worker.generate.tickets import Deliver
 from offramp_worker.logs import log_event
@@ -132,7 +132,7 @@ class GenerationWorker:
             clock=time.monotonic,
             crashed_epoch=self.marker.crashed_epoch,
         )
-        route = parse_route(own.route, bundle) if own.route else Route()
+        route = parse_route(own.route, bundle) if own.route else DecodingRoute()
         if route.variant != REFERENCE and settings.has_control_plane:
             raise InvalidArgumentError(
                 f"OFFRAMP_ROUTE is {own.route!r}; with a control plane its plans choose the variant, so begin it with "
@@ -155,7 +155,7 @@ class GenerationWorker:
             lost=self._give_up,
             dispatch=dispatch,
             options=DeskOptions(
-                Limits(
+                AdmissionLimits(
                     own.waiting,
                     own.running,
                     own.reply_bytes,
@@ -164,7 +164,7 @@ class GenerationWorker:
                     own.token_seconds,
                 ),
                 own.audit_share,
-                Losses(pattern),
+                AnswerLosses(pattern),
                 self.marker,
             ),
         )

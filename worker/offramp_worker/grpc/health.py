@@ -14,7 +14,7 @@ from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from grpc import StatusCode
 
 from offramp_worker.grpc.messages import SERVICE
-from offramp_worker.worker import Worker
+from offramp_worker.worker import InferenceWorker
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
@@ -23,18 +23,18 @@ POLL_SECONDS = 0.5
 Context = Any  # grpc.aio.ServicerContext; the library has no types
 
 
-class Door(Protocol):
-    """What reads the messages of calls, see :class:`offramp_worker.grpc.service.Door`."""
+class MessageSource(Protocol):
+    """What reads the messages of calls, see :class:`offramp_worker.grpc.service.MessageReader`."""
 
     def unary(self, call: Callable[[Any, Context], Awaitable[Any]]) -> Callable[..., Awaitable[None]]: ...
 
     async def read(self, context: Context) -> Any: ...
 
 
-class Health:
+class HealthService:
     """The server as a whole (no name), the inference service and the model all serve while the worker is ready."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: InferenceWorker) -> None:
         self._worker, self._watches = worker, 0
 
     def _status(self, service: str) -> int:
@@ -75,7 +75,7 @@ class Health:
         finally:
             self._watches -= 1
 
-    def handler(self, door: Door) -> Any:
+    def handler(self, door: MessageSource) -> Any:
         """For :meth:`grpc.aio.Server.add_generic_rpc_handlers`; ``door`` reads the messages."""
 
         async def watch(_: Any, context: Context) -> None:

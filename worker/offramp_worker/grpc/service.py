@@ -20,7 +20,7 @@ from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
-from offramp_worker.grpc.health import Health
+from offramp_worker.grpc.health import HealthService
 from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message
 from offramp_worker.http.tensors import (
     MAX_SHOWN,
@@ -38,7 +38,7 @@ from offramp_worker.http.tensors import (
 )
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import context_of
-from offramp_worker.worker import Worker
+from offramp_worker.worker import InferenceWorker
 
 Array = npt.NDArray[Any]
 Context = Any  # grpc.aio.ServicerContext; the library has no types
@@ -68,7 +68,7 @@ MOST_CALLS = 2048  # at once; each may have a window of 64 KiB in memory before 
 class InferenceService:
     """The methods. Each takes a request message and the call's context."""
 
-    def __init__(self, worker: Worker, front: Front) -> None:
+    def __init__(self, worker: InferenceWorker, front: Front) -> None:
         self._worker, self._front = worker, front
 
     def readable(self, method: Method) -> Callable[[Message | None, Context], Awaitable[Message]]:
@@ -255,7 +255,7 @@ def _values(parameters: Message, path: str) -> dict[str, Any]:
     return values
 
 
-class Door:
+class MessageReader:
     """Reads the messages of calls, a few at a time.
 
     gRPC puts a message together before anybody sees how large it is. So only so many are being read at once as their
@@ -288,7 +288,7 @@ class Door:
         return request
 
 
-async def start_server(service: InferenceService, health: Health, *, settings: Settings) -> tuple[Any, int]:
+async def start_server(service: InferenceService, health: HealthService, *, settings: Settings) -> tuple[Any, int]:
     """Listen for gRPC; the server and its port.
 
     Raises
@@ -297,7 +297,7 @@ async def start_server(service: InferenceService, health: Health, *, settings: S
         The port is taken.
     """
     host, port = settings.host, settings.grpc_port
-    door = Door(
+    door = MessageReader(
         max_body_bytes=settings.max_body_bytes,
         max_bodies_bytes=settings.max_bodies_bytes,
         receive_seconds=settings.receive_seconds,

@@ -22,7 +22,7 @@ from offramp_worker.http.packed import UnpackedTooLargeError, unpack
 from offramp_worker.http.refusals import JSON_TYPE, Refusals, Response
 from offramp_worker.http.tensors import VERSION, BadRequestError, InferRequest, parse_request, response_body, shown
 from offramp_worker.tracing import context_of
-from offramp_worker.worker import Worker
+from offramp_worker.worker import InferenceWorker
 
 PREFIX, SUFFIX = b"/v2/models/", b"/infer"
 JSON_VALUE_BYTES = 26  # of the longest numbers: "-1.2345678901234567e-100, "
@@ -44,7 +44,7 @@ class _Form(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reading:
+class PendingRequest:
     """A request whose ``body`` waits for a thread that reads it; later its ticket."""
 
     body: bytes | bytearray
@@ -58,7 +58,7 @@ class Reading:
         return body
 
 
-Pending = Ticket | Reading
+Pending = Ticket | PendingRequest
 
 
 def is_inference(method: bytes, url: bytes) -> bool:
@@ -69,7 +69,7 @@ def is_inference(method: bytes, url: bytes) -> bool:
 class Inference:
     """``POST /v2/models/{name}[/versions/{version}]/infer``."""
 
-    def __init__(self, worker: Worker, front: Front) -> None:
+    def __init__(self, worker: InferenceWorker, front: Front) -> None:
         self._worker, self._front = worker, front
         self._readers = ThreadPoolExecutor(
             1, thread_name_prefix="bodies"
@@ -122,15 +122,15 @@ class Inference:
 
     def _read_beside(
         self, engine: Engine, form: _Form, body: bytes | bytearray, headers: Headers, reply: Reply
-    ) -> Reading:
+    ) -> PendingRequest:
         """Read a large or packed body in a thread, so that the loop goes on; then it is a request like any other."""
-        reading = Reading(body)
+        reading = PendingRequest(body)
         reading.job = self._readers.submit(self._read, engine, form, reading)
         read = asyncio.wrap_future(reading.job)
         read.add_done_callback(partial(self._was_read, reading, engine, headers, reply))
         return reading
 
-    def _read(self, engine: Engine, form: _Form, reading: Reading) -> InferRequest:
+    def _read(self, engine: Engine, form: _Form, reading: PendingRequest) -> InferRequest:
         limit, settings, body = self.max_body_bytes, self._worker.settings, reading.take_body()
         if form.packed:
             body = unpack(body, limit=limit)
@@ -143,7 +143,12 @@ class Inference:
         )
 
     def _was_read(
-        self, reading: Reading, engine: Engine, headers: Headers, reply: Reply, future: asyncio.Future[InferRequest]
+        self,
+        reading: PendingRequest,
+        engine: Engine,
+        headers: Headers,
+        reply: Reply,
+        future: asyncio.Future[InferRequest],
     ) -> None:
         if reading.cancelled or future.cancelled():
             return
@@ -164,7 +169,7 @@ class Inference:
 
     def cancel(self, pending: Pending, *, gone: Callable[[], None]) -> None:
         """The client has gone away; ``gone`` is called once nothing of its body is read any more."""
-        if isinstance(pending, Reading) and pending.ticket is None:
+        if isinstance(pending, PendingRequest) and pending.ticket is None:
             pending.cancelled, job = True, pending.job
             self._worker.metrics.requests[RequestOutcome.CANCELLED].inc()
             if job is not None and not job.cancel():  # it is being read
@@ -173,7 +178,7 @@ class Inference:
                 return
             pending.take_body()  # the thread's queue keeps what was cancelled until it gets there
         else:
-            ticket = pending.ticket if isinstance(pending, Reading) else pending
+            ticket = pending.ticket if isinstance(pending, PendingRequest) else pending
             if self._worker.engine is not None and ticket is not None:
                 self._front.cancel(self._worker.engine, ticket)
         gone()

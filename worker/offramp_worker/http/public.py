@@ -15,12 +15,12 @@ from offramp_worker.front import Front
 from offramp_worker.http.bodies import App, DisconnectedError, TooLargeError, read_body
 from offramp_worker.http.methods import with_methods
 from offramp_worker.http.tensors import MAX_SHOWN, VERSION, BadRequestError, model_metadata, server_metadata, shown
-from offramp_worker.worker import Worker
+from offramp_worker.worker import InferenceWorker
 
 MAX_FEEDBACK_BYTES = 64 * 1024
 
 
-def public_app(worker: Worker, front: Front) -> App:
+def public_app(worker: InferenceWorker, front: Front) -> App:
     """The ASGI application of the public port."""
     app = FastAPI(title="Offramp worker", openapi_url=None, redirect_slashes=False)
 
@@ -72,7 +72,7 @@ def public_app(worker: Worker, front: Front) -> App:
     return with_methods(app)
 
 
-async def _feedback(worker: Worker, front: Front, name: str, request: Request) -> Response:
+async def _feedback(worker: InferenceWorker, front: Front, name: str, request: Request) -> Response:
     engine = _engine(worker, name, VERSION)
     if isinstance(engine, Response):
         return engine
@@ -122,7 +122,7 @@ def read_feedback(body: bytes, *, task: Task) -> tuple[str, list[int]]:
     return value["id"], labels
 
 
-def _engine(worker: Worker, name: str, version: str) -> Engine | Response:
+def _engine(worker: InferenceWorker, name: str, version: str) -> Engine | Response:
     """The engine if it serves this version of model ``name``, else the reply that says why not."""
     engine = worker.engine
     if engine is None:

@@ -17,7 +17,7 @@ import msgspec
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.detector import DetectorState
-from offramp_core.evidence.losses import Losses
+from offramp_core.evidence.losses import LostAudits
 from offramp_core.protocol import SignedDocument
 from offramp_worker.engine.breaker import BreakerState
 from offramp_worker.logs import log_event
@@ -144,5 +144,5 @@ def _checked(kept: _KeptBreaker) -> BreakerState:
         raise InvalidArgumentError(
             f"open={kept.open}, owed={kept.owed}, due={kept.due}; none may be below 0 or above {MOST}"
         )
-    losses = Losses(kept.owed, kept.due)
+    losses = LostAudits(kept.owed, kept.due)
     return BreakerState(kept.plan_hash, kept.budget, kept.run_length, detector, losses, kept.open, kept.is_open)

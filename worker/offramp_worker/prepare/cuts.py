@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 import onnx
 
-from offramp_worker.bundle.dataflow import Step, dependent_tensors, free_tensors, graph_steps
+from offramp_worker.bundle.dataflow import GraphStep, dependent_tensors, free_tensors, graph_steps
 from offramp_worker.bundle.graph import feature_size
 
-__all__ = ["Place", "Step", "cut_vertices", "distinct_places", "float_tensors", "graph_steps", "place_groups"]
+__all__ = ["Place", "GraphStep", "cut_vertices", "distinct_places", "float_tensors", "graph_steps", "place_groups"]
 
 MIN_GRID_CELLS = 4
 INPUT_POSITION = 0  # of ramps that read the model's input itself; places inside the network count from 1
@@ -92,12 +92,12 @@ class Place:
         return feature_size(self.shape)[2]
 
 
-def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str, ...]:
+def cut_vertices(steps: Sequence[GraphStep], *, source: str, sink: str) -> tuple[str, ...]:
     """The tensors that every path from ``source`` to ``sink`` runs through, in network order, ends excluded.
 
     Parameters
     ----------
-    steps : sequence of Step
+    steps : sequence of GraphStep
         Operators in topological order.
 
     Notes
@@ -109,7 +109,7 @@ def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str,
     """
     paid = _costly(steps, source=source)
     ahead = _paths(paid, start=source)
-    behind = _paths([Step(s.operator, s.outputs, s.inputs) for s in reversed(paid)], start=sink)
+    behind = _paths([GraphStep(s.operator, s.outputs, s.inputs) for s in reversed(paid)], start=sink)
     total = ahead[sink]
     if total == 0:
         return ()
@@ -117,7 +117,9 @@ def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str,
     return tuple(name for name in made if name != sink and ahead[name] * behind[name] == total)
 
 
-def exit_trunks(steps: Sequence[Step], cuts: Sequence[str], exits: Iterable[str], *, source: str) -> dict[str, str]:
+def exit_trunks(
+    steps: Sequence[GraphStep], cuts: Sequence[str], exits: Iterable[str], *, source: str
+) -> dict[str, str]:
     """Where a network's own exits branch off: from the tensor with an exit's logits to the last cut vertex that it
     follows from.
 
@@ -133,7 +135,7 @@ def exit_trunks(steps: Sequence[Step], cuts: Sequence[str], exits: Iterable[str]
 
 
 def distinct_places(
-    steps: Sequence[Step],
+    steps: Sequence[GraphStep],
     cuts: Iterable[str],
     *,
     shapes: Mapping[str, tuple[int, ...]],
@@ -159,7 +161,7 @@ def distinct_places(
     return tuple(Place(i, name, shapes[name]) for i, name in enumerate(chosen, start=INPUT_POSITION + 1))
 
 
-def place_groups(steps: Sequence[Step], cuts: Iterable[str]) -> list[list[str]]:
+def place_groups(steps: Sequence[GraphStep], cuts: Iterable[str]) -> list[list[str]]:
     """Cut vertices (in network order) by place: no weighted operator lies between those of one."""
     groups: list[list[str]] = []
     order = {name: index for index, step in enumerate(steps) for name in step.outputs}
@@ -180,7 +182,7 @@ def float_tensors(model: onnx.ModelProto, names: Iterable[str]) -> tuple[str, ..
     return tuple(name for name in names if types.get(name, onnx.TensorProto.UNDEFINED) in unknown)
 
 
-def _costly(steps: Sequence[Step], *, source: str) -> list[Step]:
+def _costly(steps: Sequence[GraphStep], *, source: str) -> list[GraphStep]:
     """The steps that are no free ones, each fed by the costly tensors it reads, or by ``source`` where it reads
     none."""
     free, dependent = free_tensors(steps, source=source), dependent_tensors(steps, source=source)
@@ -190,7 +192,7 @@ def _costly(steps: Sequence[Step], *, source: str) -> list[Step]:
         costly = tuple(name for name in step.inputs if name in dependent and name not in free)
         begins = not costly and not free.isdisjoint(step.inputs)
         if made and (costly or begins):
-            paid.append(Step(step.operator, costly or (source,), made))
+            paid.append(GraphStep(step.operator, costly or (source,), made))
     return paid
 
 
@@ -207,7 +209,7 @@ def _representative(
     return next((names[-1] for names in (grids, images, usable) if names), None)
 
 
-def _is_separated(steps: Sequence[Step], first: int, last: int, *, before: str) -> bool:
+def _is_separated(steps: Sequence[GraphStep], first: int, last: int, *, before: str) -> bool:
     """Whether a weighted operator that depends on ``before`` lies in steps (first, last]."""
     reached = {before}
     for step in steps[first + 1 : last + 1]:
@@ -219,7 +221,7 @@ def _is_separated(steps: Sequence[Step], first: int, last: int, *, before: str) 
     return False
 
 
-def _paths(steps: Iterable[Step], *, start: str) -> defaultdict[str, int]:
+def _paths(steps: Iterable[GraphStep], *, start: str) -> defaultdict[str, int]:
     """Number of paths from ``start`` to every tensor, for steps in an order that respects their direction."""
     counts: defaultdict[str, int] = defaultdict(int)
     counts[start] = 1

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from offramp_worker.bundle.dataflow import Step, captured, dependent_tensors, free_tensors, graph_steps
+from offramp_worker.bundle.dataflow import GraphStep, captured, dependent_tensors, free_tensors, graph_steps
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.prepare.axes import ROWS, observed_shapes
 from offramp_worker.prepare.cuts import WEIGHTED_OPERATORS, cut_vertices, exit_trunks, float_tensors
@@ -51,7 +51,7 @@ def pack_exits(model: onnx.ModelProto, exits: Iterable[str], rows: InputArray) -
             _pack(model.graph, sizes, readers, at=behind, name=f"packed{number}")
 
 
-def _works_twice(model: onnx.ModelProto, steps: Sequence[Step], exit_tensor: str, shared: set[int]) -> bool:
+def _works_twice(model: onnx.ModelProto, steps: Sequence[GraphStep], exit_tensor: str, shared: set[int]) -> bool:
     """Whether the exit, taken at the last cut vertex that it follows from, would do weighted work that the network
     behind does again."""
     source = input_name(model)
@@ -66,7 +66,7 @@ def _works_twice(model: onnx.ModelProto, steps: Sequence[Step], exit_tensor: str
     return False
 
 
-def _ancestors(steps: Sequence[Step], tensor: str) -> set[int]:
+def _ancestors(steps: Sequence[GraphStep], tensor: str) -> set[int]:
     """Numbers of the steps that ``tensor`` follows from."""
     wanted, found = {tensor}, set()
     for number in range(len(steps) - 1, -1, -1):
@@ -77,7 +77,7 @@ def _ancestors(steps: Sequence[Step], tensor: str) -> set[int]:
 
 
 def _frontier(
-    model: onnx.ModelProto, steps: Sequence[Step], exit_tensor: str, behind: int
+    model: onnx.ModelProto, steps: Sequence[GraphStep], exit_tensor: str, behind: int
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """What the steps before number ``behind`` make and the exit or the output needs behind it, and the numbers of the
     steps that read it.

@@ -46,13 +46,13 @@ from offramp_worker.prepare.fitting import (
 )
 from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.outlook import outlooks
-from offramp_worker.prepare.places import Found, find_places
+from offramp_worker.prepare.places import FoundPlaces, find_places
 from offramp_worker.prepare.plain import Parameters
 from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
-from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, cost_of, merit, select_ramps
+from offramp_worker.prepare.selection import CandidateVerdict, RampCost, RampMerit, cost_of, merit, select_ramps
 from offramp_worker.prepare.sources import Backbone, fitted_rows, load_backbone
 from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
@@ -158,7 +158,7 @@ class _Search:
     reporter: Reporter
     inputs: Inputs
     backbone: Backbone
-    found: Found
+    found: FoundPlaces
     places: tuple[Place, ...]
     rungs: Rungs
     measured: Measurements
@@ -341,7 +341,7 @@ def _train(search: _Search) -> Taught:
     return replace(taught, fitted=replace(fitted, untrained=(*fitted.untrained, *others)))
 
 
-def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
+def _kept(verdicts: Sequence[CandidateVerdict]) -> tuple[RampSpec, ...]:
     kept = [replace(v.spec, depth=round(v.merit.depth, 6)) for v in verdicts if not v.refused]
     if not kept:
         reasons = "; ".join(sorted({verdict.refused for verdict in verdicts}))
@@ -349,7 +349,7 @@ def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
     return ramp_order(kept)
 
 
-def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, start: float) -> PrepareReport:
+def _finish(search: _Search, heads: Taught, verdicts: Sequence[CandidateVerdict], *, start: float) -> PrepareReport:
     """Score the rows no head has seen with the graph a worker's audits run, and write the bundle."""
     request, backbone, split = search.request, search.backbone, heads.split
     ramps = _kept(verdicts)
@@ -431,7 +431,10 @@ def _approximated(
 
 
 def _ramp_lines(
-    verdicts: Sequence[Verdict], found: Approximations, seen: Mapping[str, RampMerit], others: Mapping[str, RampMerit]
+    verdicts: Sequence[CandidateVerdict],
+    found: Approximations,
+    seen: Mapping[str, RampMerit],
+    others: Mapping[str, RampMerit],
 ) -> tuple[RampLine, ...]:
     """A line for every ramp, with what it is worth on the records (``seen``, ``others``) where it was scored on
     them."""
@@ -439,7 +442,9 @@ def _ramp_lines(
         RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
         for v in verdicts
     )
-    approximations = (RampLine(Verdict(spec, others[spec.id]), "records") for spec in found.ramps if spec.id in others)
+    approximations = (
+        RampLine(CandidateVerdict(spec, others[spec.id]), "records") for spec in found.ramps if spec.id in others
+    )
     return (*fitted, *approximations, *(RampLine(verdict, "validation") for verdict in found.refused))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import ModelRefusedError
-from offramp_worker.bundle.dataflow import Step
+from offramp_worker.bundle.dataflow import GraphStep
 from offramp_worker.prepare.axes import Shapes, mixed_rows, observed_shapes, sample_rows
 from offramp_worker.prepare.channels import Channels
 from offramp_worker.prepare.cuts import (
@@ -42,7 +42,7 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPlaces:
     """The places of a backbone.
 
     Attributes
@@ -70,7 +70,7 @@ class Found:
     unread: tuple[Unread, ...]
 
 
-def find_places(backbone: Backbone, x: InputArray) -> Found:
+def find_places(backbone: Backbone, x: InputArray) -> FoundPlaces:
     """Find where exits can be attached; ``x`` (n, ...) are inputs, of which three are run.
 
     Raises
@@ -90,7 +90,7 @@ def find_places(backbone: Backbone, x: InputArray) -> Found:
     if tokens and backbone.input.pad is None:
         model = add_constant_weight(model, tokens=tokens)
     entry, refused = search.entry()
-    return Found(
+    return FoundPlaces(
         backbone=replace(backbone, model=model),
         n_cuts=len(search.cuts),
         places=tuple(replace(place, tensor=names.get(place.tensor, place.tensor)) for place in places),
@@ -105,7 +105,7 @@ class _Search:
 
     def __init__(self, backbone: Backbone, x: InputArray) -> None:
         self._spec, self._model = backbone.input, backbone.model
-        self._steps: Sequence[Step] = graph_steps(backbone.model.graph)
+        self._steps: Sequence[GraphStep] = graph_steps(backbone.model.graph)
         self.cuts = cut_vertices(self._steps, source=self._spec.name, sink=backbone.output.name)
         self.trunks = exit_trunks(self._steps, self.cuts, backbone.exits, source=self._spec.name)
         self._rows = sample_rows(x, self._spec)

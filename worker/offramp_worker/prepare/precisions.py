@@ -26,7 +26,7 @@ from offramp_worker.prepare.profiling import Measurements, measure, profile_of, 
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
 from offramp_worker.prepare.scales import temperature, with_temperature
-from offramp_worker.prepare.selection import BUDGETS, LOOSEST, RampCost, RampMerit, Verdict, cost_of, merit
+from offramp_worker.prepare.selection import BUDGETS, LOOSEST, CandidateVerdict, RampCost, RampMerit, cost_of, merit
 from offramp_worker.prepare.side import Side, cannot_pay, load_side, side_logits, side_merit
 from offramp_worker.prepare.sources import Backbone
 
@@ -90,7 +90,7 @@ class Approximations:
     int8: Chain | None
     quantized: Quantized | None
     head_outputs: Mapping[str, FloatArray]
-    refused: tuple[Verdict, ...]
+    refused: tuple[CandidateVerdict, ...]
 
     @property
     def at_input(self) -> tuple[RampSpec, ...]:
@@ -167,7 +167,7 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
     kept = tuple(side for side in sides if not side.refused)
     quantized, int8 = _int8_chain(exact, _exits(exact, heard, reference), work)
     head_outputs = _score_others(exact, kept, int8, work.validation, threads=work.pass_threads)
-    refused = [Verdict(side.spec, side.merit, side.refused) for side in sides if side.refused and side.merit]
+    refused = [CandidateVerdict(side.spec, side.merit, side.refused) for side in sides if side.refused and side.merit]
     if int8 is not None:
         verdicts = _judge_int8(int8, exact.measured, head_outputs, reference)
         paying = tuple(v.spec for v in verdicts if not v.refused)
@@ -272,7 +272,7 @@ def _int8_chain(exact: Chain, exits: Exits, work: Work) -> tuple[Quantized | Non
 
 def _judge_int8(
     int8: Chain, exact: Measurements, head_outputs: Mapping[str, FloatArray], reference: FloatArray
-) -> tuple[Verdict, ...]:
+) -> tuple[CandidateVerdict, ...]:
     """Refuse ramps whose head costs more than leaving there saves of the int8 backbone's time."""
     verdicts = []
     for spec in int8.ramps:
@@ -282,7 +282,7 @@ def _judge_int8(
             for b in int8.measured.batches
         ]
         reason = "" if max(saved) > 0 else "at int8 the head costs more than leaving here could save"
-        verdicts.append(Verdict(spec, worth, reason))
+        verdicts.append(CandidateVerdict(spec, worth, reason))
     return tuple(verdicts)
 
 

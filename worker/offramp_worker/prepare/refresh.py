@@ -45,7 +45,7 @@ from offramp_worker.prepare.pipeline import (
 )
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
-from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
+from offramp_worker.prepare.selection import CandidateVerdict, RampCost, RampMerit, merit
 from offramp_worker.prepare.sources import Backbone
 from offramp_worker.prepare.task import found_scale
 from offramp_worker.prepare.trainer import HAS_TORCH, Parameters
@@ -183,7 +183,7 @@ class _Refreshing:
             return merit(task, logits[spec.id], answers, self._costs[spec.id])
 
         return tuple(
-            RampLine(Verdict(spec, worth(spec, head_outputs)), "records", before=worth(spec, earlier))
+            RampLine(CandidateVerdict(spec, worth(spec, head_outputs)), "records", before=worth(spec, earlier))
             for spec in self._own
         )
 

@@ -18,7 +18,7 @@ from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
 from offramp_worker.prepare.places import Unread
 from offramp_worker.prepare.precisions import INT8, Approximations
 from offramp_worker.prepare.quantizing import Quantized
-from offramp_worker.prepare.selection import BUDGETS, RampMerit, Untrained, Verdict
+from offramp_worker.prepare.selection import BUDGETS, CandidateVerdict, RampMerit, Untrained
 from offramp_worker.prepare.writing import ramp_order
 
 if TYPE_CHECKING:  # the worker image trains without showing anything, and has no such library
@@ -35,7 +35,7 @@ class RampLine:
     ``before`` is what the earlier head of a refreshed ramp is worth on the same rows.
     """
 
-    verdict: Verdict
+    verdict: CandidateVerdict
     measured_on: str
     before: RampMerit | None = None
 

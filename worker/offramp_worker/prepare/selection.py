@@ -73,7 +73,7 @@ class RampMerit:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CandidateVerdict:
     """A trained candidate and, when it was refused, why."""
 
     spec: RampSpec
@@ -198,14 +198,14 @@ def _hoped(costs: RampCost, rivals: Sequence[RampMerit], *, reach: float) -> Ram
     return RampMerit(0.0, {budget: share + reach * (1 - share) for budget, share in best.items()}, costs)
 
 
-def select_ramps(merits: Mapping[RampSpec, RampMerit]) -> tuple[Verdict, ...]:
+def select_ramps(merits: Mapping[RampSpec, RampMerit]) -> tuple[CandidateVerdict, ...]:
     """Judge every trained candidate.
 
     A ramp is refused when no input could leave there even at a budget of 5 %; when its head costs more than those
     inputs save at every batch size measured; or when at every budget and batch size another head at its place saves
     as much, or nothing is saved there at all.
     """
-    verdicts = [Verdict(spec, value, _cannot_pay(value)) for spec, value in merits.items()]
+    verdicts = [CandidateVerdict(spec, value, _cannot_pay(value)) for spec, value in merits.items()]
     for position in dict.fromkeys(spec.position for spec in merits):
         rivals = [v for v in verdicts if v.spec.position == position and not v.refused]
         best = _ever_best(rivals)
@@ -231,7 +231,7 @@ def _cannot_pay(value: RampMerit) -> str:
     return ""
 
 
-def _ever_best(rivals: Sequence[Verdict]) -> list[Verdict]:
+def _ever_best(rivals: Sequence[CandidateVerdict]) -> list[CandidateVerdict]:
     """The heads of one place that save most at some budget and batch size, the one that does so most often first."""
     wins = dict.fromkeys((v.spec.id for v in rivals), 0)
     for budget in BUDGETS:

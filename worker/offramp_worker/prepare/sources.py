@@ -36,7 +36,7 @@ from offramp_worker.prepare.halves import HALF_RTOL, has_halves, in_single_preci
 from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.packing import pack_exits
 from offramp_worker.prepare.scales import add_logits
-from offramp_worker.prepare.task import Found, add_column_axis, declared_task
+from offramp_worker.prepare.task import FoundTask, add_column_axis, declared_task
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
     IDS,
@@ -77,7 +77,7 @@ class Backbone:
     program: Any = None  # torch.export.ExportedProgram
     exits: tuple[str, ...] = ()
     sep: int | None = None
-    found: Found | None = None
+    found: FoundTask | None = None
     scale: Scale = LOGITS
     declared: TaskSpec | None = None
 

@@ -79,7 +79,7 @@ TAKEN: dict[Output, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTask:
     """What a model was found to do: ``task``, None for the top label. ``operators`` are those that the output ends in;
     ``scale`` says what its numbers are taken for."""
 
@@ -128,7 +128,7 @@ class Found:
 
 def declared_task(
     model: onnx.ModelProto, output: str, answers: FloatArray, *, n_rows: int, spec: TaskSpec | None = None
-) -> Found:
+) -> FoundTask:
     """The task of a model by the end of its graph and its ``answers`` to ``n_rows`` sample inputs; ``spec`` is the one
     that was declared, None for the top label.
 
@@ -148,7 +148,7 @@ def declared_task(
         refused = f"output {_found(output, operators, answers, shape=True)}: {reason}; {TAKEN[kind]}"
         if reason:
             raise ModelRefusedError(refused)
-        return Found(output, operators, found_scale(answers, operators))
+        return FoundTask(output, operators, found_scale(answers, operators))
     scale = _scale_of(kind, answers, operators)
     try:
         task = task_of(spec, width=answers.shape[1], scale=scale)
@@ -161,7 +161,7 @@ def declared_task(
             f"output {output!r} is called as the labels that replies have beside it; export the model with another "
             "name for it"
         )
-    return Found(output, operators, scale, task)
+    return FoundTask(output, operators, scale, task)
 
 
 def add_column_axis(model: onnx.ModelProto) -> None:

@@ -20,12 +20,12 @@ from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.drafts import NgramIndex
 from offramp_worker.generate.seam import (
     CacheMemory,
+    DecodingRoute,
     EngineCounts,
     GenerationBundle,
     NoRoomError,
-    Progress,
-    Route,
     Sampling,
+    SequenceProgress,
     Token,
 )
 
@@ -38,7 +38,7 @@ class _Sequence:
     token."""
 
     number: int
-    route: Route
+    route: DecodingRoute
     sampling: Sampling
     rng: np.random.Generator
     pending: list[int]
@@ -77,7 +77,7 @@ class LlamaEngine:
 
     # --- from any thread ------------------------------------------------------------------------------
 
-    def cache_bytes(self, tokens: int, *, route: Route) -> int:  # noqa: ARG002  # drafts share the cache of what they draft for
+    def cache_bytes(self, tokens: int, *, route: DecodingRoute) -> int:  # noqa: ARG002  # drafts share the cache of what they draft for
         return min(tokens, self.bundle.context_length) * self.bundle.cache_bytes_per_token
 
     def memory(self) -> CacheMemory:
@@ -93,7 +93,7 @@ class LlamaEngine:
 
     # --- the engine's thread --------------------------------------------------------------------------
 
-    def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: Route) -> int:
+    def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: DecodingRoute) -> int:
         self._check_request(prompt, max_tokens, route)
         total = min(self.bundle.context_length, len(prompt) + max_tokens)
         needed, memory = self.cache_bytes(total, route=route), self.memory()
@@ -113,7 +113,7 @@ class LlamaEngine:
         self._count(started=1)
         return self._number
 
-    def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[Progress]:
+    def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[SequenceProgress]:
         progress, failures = [], list[Exception]()
         for number in sequences:
             began = time.perf_counter()
@@ -123,7 +123,7 @@ class LlamaEngine:
             except Exception as error:  # a runtime raises bare exceptions of its C++ side
                 failures.append(error)
                 self._drop(number)
-                progress.append(Progress(number, ended=True, error=str(error) or type(error).__name__))
+                progress.append(SequenceProgress(number, ended=True, error=str(error) or type(error).__name__))
         if failures and len(failures) == len(sequences):
             raise failures[0]
         return progress
@@ -138,7 +138,7 @@ class LlamaEngine:
 
     # --- one step -------------------------------------------------------------------------------------
 
-    def _step(self, s: _Sequence, prompt_tokens: int) -> Progress:
+    def _step(self, s: _Sequence, prompt_tokens: int) -> SequenceProgress:
         if s.writes:
             return self._write(s)
         piece, s.pending = s.pending[:prompt_tokens], s.pending[prompt_tokens:]
@@ -147,11 +147,11 @@ class LlamaEngine:
         s.length += len(piece)
         self._count(positions=len(piece))
         if s.pending:
-            return Progress(s.number, prompt_left=len(s.pending))
+            return SequenceProgress(s.number, prompt_left=len(s.pending))
         s.writes = True
         return self._wrote(s, [self._chosen(s, logits[0])], 0, 0)
 
-    def _write(self, s: _Sequence) -> Progress:
+    def _write(self, s: _Sequence) -> SequenceProgress:
         """The next token, with a draft perhaps several."""
         proposal = self._proposal(s)
         tokens = [s.pending[0], *proposal.tokens]
@@ -172,7 +172,7 @@ class LlamaEngine:
         self._count(accepted=accepted)
         return self._wrote(s, new, len(proposal.tokens), accepted)
 
-    def _wrote(self, s: _Sequence, tokens: list[Token], proposed: int, accepted: int) -> Progress:
+    def _wrote(self, s: _Sequence, tokens: list[Token], proposed: int, accepted: int) -> SequenceProgress:
         s.answered += len(tokens)
         s.pending = [tokens[-1].id]
         if s.words is not None:
@@ -180,7 +180,7 @@ class LlamaEngine:
         ended = tokens[-1].id in self.bundle.end_tokens or s.answered >= s.most
         if ended:
             self._drop(s.number)
-        return Progress(s.number, tuple(tokens), 0, ended, proposed, accepted)
+        return SequenceProgress(s.number, tuple(tokens), 0, ended, proposed, accepted)
 
     def _proposal(self, s: _Sequence) -> _Proposal:
         """Never more than what fits behind the text with the token that follows it."""
@@ -224,7 +224,7 @@ class LlamaEngine:
 
     # --- bookkeeping ----------------------------------------------------------------------------------
 
-    def _check_request(self, prompt: Sequence[int], max_tokens: int, route: Route) -> None:
+    def _check_request(self, prompt: Sequence[int], max_tokens: int, route: DecodingRoute) -> None:
         bundle = self.bundle
         if route.variant not in self._decoders:
             raise InvalidArgumentError(

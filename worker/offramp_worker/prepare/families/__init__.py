@@ -36,7 +36,7 @@ MAX_CONFIG = 1024 * 1024  # characters; those in the world have some thousand
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Architecture:
     """How a named architecture is built: of the URI's whole-number parameters, the tensors' shapes and the checkpoint's
     config."""
 
@@ -45,19 +45,19 @@ class Family:
     optional: Mapping[str, int] = field(default_factory=dict)
 
 
-def _cifar(depth: int) -> Family:
+def _cifar(depth: int) -> Architecture:
     def build(values: Mapping[str, int], _shapes: Shapes, _config: Mapping[str, Any]) -> nn.Module:
         return ResNet(blocks=(depth - 2) // 6, classes=values["classes"])
 
-    return Family(build, optional={"classes": 10})
+    return Architecture(build, optional={"classes": 10})
 
 
-def _torchvision(name: str) -> Family:
-    return Family(lambda _values, shapes, _config: build_torchvision(name, shapes))
+def _torchvision(name: str) -> Architecture:
+    return Architecture(lambda _values, shapes, _config: build_torchvision(name, shapes))
 
 
-FAMILIES: Mapping[str, Family] = {
-    "resnet": Family(
+FAMILIES: Mapping[str, Architecture] = {
+    "resnet": Architecture(
         lambda values, _shapes, _config: ResNet(**values),
         required=("blocks",),
         optional={"width": 16, "channels": 3, "classes": 10},
@@ -77,10 +77,10 @@ FAMILIES: Mapping[str, Family] = {
             "densenet121",
         )
     },
-    "bert": Family(build_bert, optional={"heads": 0}),
-    "minilm": Family(build_bert, optional={"heads": 0}),
-    "distilbert": Family(build_distilbert, optional={"heads": 0}),
-    "vit": Family(build_vit, optional={"heads": 0}),
+    "bert": Architecture(build_bert, optional={"heads": 0}),
+    "minilm": Architecture(build_bert, optional={"heads": 0}),
+    "distilbert": Architecture(build_distilbert, optional={"heads": 0}),
+    "vit": Architecture(build_vit, optional={"heads": 0}),
 }
 
 

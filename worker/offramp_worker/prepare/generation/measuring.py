@@ -13,7 +13,7 @@ import numpy as np
 from offramp_worker.generate.audits import equality
 from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.graph import matrix_inputs
-from offramp_worker.generate.seam import GenerationEngine, Route, Sampling, Token
+from offramp_worker.generate.seam import DecodingRoute, GenerationEngine, Sampling, Token
 from offramp_worker.prepare.generation.checkpoint import FloatArray
 
 PIECE = 64
@@ -53,7 +53,7 @@ class Tally:
         return self.seconds / max(self.tokens, 1)
 
 
-def written(engine: GenerationEngine, prompt: Sequence[int], *, most: int, route: Route) -> Written:
+def written(engine: GenerationEngine, prompt: Sequence[int], *, most: int, route: DecodingRoute) -> Written:
     """A greedy answer. The first token, which the prompt's last piece gives, is in no time per token."""
     sequence = engine.start(prompt, max_tokens=most, sampling=Sampling(), route=route)
     tokens, proposed, accepted, began = list[Token](), 0, 0, 0.0
@@ -70,10 +70,15 @@ def written(engine: GenerationEngine, prompt: Sequence[int], *, most: int, route
 
 
 def compare(
-    engine: GenerationEngine, prompts: Sequence[Sequence[int]], routes: Sequence[Route], *, most: int, advance: Advance
-) -> dict[Route, Tally]:
+    engine: GenerationEngine,
+    prompts: Sequence[Sequence[int]],
+    routes: Sequence[DecodingRoute],
+    *,
+    most: int,
+    advance: Advance,
+) -> dict[DecodingRoute, Tally]:
     """Every route on every prompt, in turns; the reference first."""
-    tallies = {route: Tally() for route in (Route(), *routes)}
+    tallies = {route: Tally() for route in (DecodingRoute(), *routes)}
     for prompt in prompts:
         exact: list[Token] = []
         for route, tally in tallies.items():

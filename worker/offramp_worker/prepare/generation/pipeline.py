@@ -20,7 +20,7 @@ from offramp_worker.generate.llama.decoder import Decoder
 from offramp_worker.generate.llama.engine import LlamaEngine
 from offramp_worker.generate.llama.manifest import DraftFigures, GenerationProfile, VariantEntry, weight_bytes
 from offramp_worker.generate.load import file_entry, load_generation, read_tensors
-from offramp_worker.generate.seam import REFERENCE, DraftSpec, GenerationBundle, Route, VariantSpec
+from offramp_worker.generate.seam import REFERENCE, DecodingRoute, DraftSpec, GenerationBundle, VariantSpec
 from offramp_worker.generate.tokenizer import load_tokenizer
 from offramp_worker.prepare.generation.bench import Workbench, workbench
 from offramp_worker.prepare.generation.checkpoint import Checkpoint, FloatArray
@@ -226,7 +226,7 @@ def _answers(shop: _Shop, decoders: Mapping[str, Decoder]) -> list[list[int]]:
     engine, answers, prompts = _engine(shop.checkpoint, decoders), list[list[int]](), shop.texts.fitted
     with shop.reporter.step("answers of the model itself", total=len(prompts)) as advance:
         for prompt in prompts:
-            one = written(engine, prompt, most=shop.request.answer_tokens, route=Route())
+            one = written(engine, prompt, most=shop.request.answer_tokens, route=DecodingRoute())
             answers.append([t.id for t in one.tokens])
             advance(1)
     return answers
@@ -294,10 +294,10 @@ def _measure(shop: _Shop, decoders: Mapping[str, Decoder], entries: Mapping[str,
     """Every draft at every length on prompts that nothing was fitted to."""
     drafts, prompts = _candidate_drafts(shop.checkpoint, entries), shop.texts.held_out
     engine = _engine(shop.checkpoint, decoders, drafts)
-    routes = [Route(REFERENCE, d.id, n) for d in drafts for n in DRAFT_TOKENS]
+    routes = [DecodingRoute(REFERENCE, d.id, n) for d in drafts for n in DRAFT_TOKENS]
     with shop.reporter.step("measuring drafts", total=(1 + len(routes)) * len(prompts)) as advance:
         tallies = compare(engine, prompts, routes, most=shop.request.answer_tokens, advance=advance)
-    return [asdict(draft_line(r.draft, r.draft_tokens, tallies[r], tallies[Route()])) for r in routes]
+    return [asdict(draft_line(r.draft, r.draft_tokens, tallies[r], tallies[DecodingRoute()])) for r in routes]
 
 
 @dataclass(frozen=True, slots=True)
