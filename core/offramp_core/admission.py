@@ -31,16 +31,11 @@ class Pace:
     it.
 
     The factor never falls below 1. Batches that rows leave early are shorter, and the next ones need not be.
-
-    Attributes
-    ----------
-    profile_seconds : tuple of float
-        By rows, 0 to the largest batch; see :func:`offramp_core.batching.exact_seconds`.
-    average : float
-        Of the ratio of measured to profiled seconds.
     """
 
+    #: By rows, 0 to the largest batch; see :func:`offramp_core.batching.exact_seconds`.
     profile_seconds: tuple[float, ...]
+    #: Of the ratio of measured to profiled seconds.
     average: float = 1.0
 
     def __post_init__(self) -> None:
@@ -112,21 +107,14 @@ class QueueAdmission:
     A late answer is worth more than a refusal as long as few are late. So there is a token bucket of requests that may
     join though they will be late: a stall, or a burst, spends some of it and nobody is refused; overload soon spends
     all of it, and then the share decides.
-
-    Attributes
-    ----------
-    objective_seconds : float, optional
-        None admits everybody.
-    pace : Pace
-    share : float
-        Of the objective, from ``SMALLEST_SHARE`` to ``LARGEST_SHARE``.
-    credit : float
-        Requests that may still join late.
     """
 
+    #: None admits everybody.
     objective_seconds: float | None
     pace: Pace
+    #: Of the objective, from ``SMALLEST_SHARE`` to ``LARGEST_SHARE``.
     share: float = LARGEST_SHARE
+    #: Requests that may still join late.
     credit: float = LARGEST_CREDIT
 
     def entry(self, seen: Forecast) -> Entry:

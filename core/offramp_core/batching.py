@@ -100,18 +100,13 @@ class OfframpBatching(_Plain):
 
     With ``target_seconds`` the limit adapts to how long batches take: one row more after a full batch within the
     target, a tenth less after one beyond it. Source of the limit: Clipper (Crankshaw et al., NSDI 2017), section 4.3.1.
-
-    Attributes
-    ----------
-    target_seconds : float, optional
-        What a batch may take; None leaves the limit at ``max_batch``.
-    limit : float
-        Where the limit is, in rows; its whole part counts.
     """
 
     max_batch: int = MAX_BATCH
     queue_rows: int | None = MAX_QUEUE
+    #: What a batch may take; None leaves the limit at ``max_batch``.
     target_seconds: float | None = None
+    #: Where the limit is, in rows; its whole part counts.
     limit: float = math.inf
 
     def __post_init__(self) -> None:

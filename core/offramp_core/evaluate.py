@@ -24,37 +24,25 @@ Threshold = Decimal | float
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A threshold vector on ``n`` records.
+    """A threshold vector on ``n`` records."""
 
-    Attributes
-    ----------
-    active : tuple of int
-        Ramp indices in network order; all per-ramp tuples below follow it.
-    thresholds : tuple of float
-    n, disagreements : int
-        Requests, and those answered differently from the reference.
-    lost : float
-        What all answers lose against the reference's; equal to ``disagreements`` unless losses are graded.
-    mean_seconds : float
-        Per request, ramps paid for.
-    saving : float
-        Share of the fp32 backbone's time saved; negative when the ramps cost more than they save.
-    exits : tuple of int
-        Requests that left at each active ramp.
-    utility_seconds : tuple of float
-        Per request: seconds saved by inputs that leave at the ramp (the backbone behind it, less the ramp itself),
-        minus seconds the ramp costs the inputs that pass it. They add up to the seconds the ramps save, against this
-        chain's backbone.
-    """
-
+    #: Ramp indices in network order; all per-ramp tuples below follow it.
     active: tuple[int, ...]
     thresholds: tuple[float, ...]
+    #: n and disagreements: requests, and those answered differently from the reference.
     n: int
     disagreements: int
+    #: What all answers lose against the reference's; equal to ``disagreements`` unless losses are graded.
     lost: float
+    #: Per request, ramps paid for.
     mean_seconds: float
+    #: Share of the fp32 backbone's time saved; negative when the ramps cost more than they save.
     saving: float
+    #: Requests that left at each active ramp.
     exits: tuple[int, ...]
+    #: Per request: seconds saved by inputs that leave at the ramp (the backbone behind it, less the ramp itself), minus
+    #: seconds the ramp costs the inputs that pass it. They add up to the seconds the ramps save, against this chain's
+    #: backbone.
     utility_seconds: tuple[float, ...]
 
     @property

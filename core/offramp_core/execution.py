@@ -39,16 +39,11 @@ def _halving_pays(profile: Profile, number: int) -> bool:
 class Regrouping:
     """When a batch that lost rows is made smaller: where the rest of the way is then cheaper by more than regrouping
     costs.
-
-    Attributes
-    ----------
-    rest : sequence of sequence of float
-        By stage, by rows: seconds from the end of the stage to the output, where nobody leaves any more.
-    regroup : sequence of float
-        By rows carried before: seconds of dropping some.
     """
 
+    #: By stage, by rows: seconds from the end of the stage to the output, where nobody leaves any more.
     rest: Sequence[Sequence[float]]
+    #: By rows carried before: seconds of dropping some.
     regroup: Sequence[float]
 
     @classmethod

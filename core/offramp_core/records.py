@@ -77,62 +77,47 @@ class ExitCosts:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Recorded scores of all ramps.
+    """Recorded scores of all ramps."""
 
-    Attributes
-    ----------
-    uncertainty : (n, R) float32 in [0, 1]
-    agrees : (n, R) bool
-        The ramp's answer equals the reference's.
-    final_agrees : (n,) bool
-        What the served executor says at the end equals the reference's answer.
-    costs : ExitCosts
-    time : (n,) float64, optional
-        Seconds; when each request was admitted.
-    slice_id, stream : (n,) int64, optional
-        Group that has a promise of its own; source whose requests resemble each other.
-    draw, audit_rate : (n,) float32, optional
-        The number in [0, 1) that was drawn when each request was admitted, and the probability below which it was
-        recorded: rates differ with load, so rows of different rates are no equal-weight sample (:meth:`equal_weight`).
-    profile : Profile, optional
-        Costs by batch size, where they were measured; ``costs`` is one of its rows.
-    prediction : (n, R) int, optional
-        What each ramp answered; only budgets of classes and policies that compare ramps with each other need it.
-    final : (n,) int, optional
-        What this chain's backbone answers at the end.
-    precision : {"fp32", "int8"}
-        The backbone that answers where no ramp does. At fp32 no ramps means the exact executor, which never disagrees.
-    final_uncertainty : (n,) float32, optional
-        How uncertain that backbone is of its answer, where it is not the fp32 one.
-    ramp_ids : tuple of str
-        Names of the columns; empty where the file does not tell.
-    others : mapping
-        The same rows in the chains of other precisions, see :meth:`at`.
-    loss, final_loss : (n, R) and (n,) float32 in [0, 1], optional
-        What the answer of each ramp, and of this chain's backbone, loses against the reference's; 0 is agreement. None:
-        1 wherever they do not agree.
-    graded : bool
-        Whether losses may lie between 0 and 1, as their task has it.
-    """
-
+    #: (n, R) float32 in [0, 1].
     uncertainty: FloatArray
+    #: (n, R) bool. The ramp's answer equals the reference's.
     agrees: BoolArray
+    #: (n,) bool. What the served executor says at the end equals the reference's answer.
     final_agrees: BoolArray
     costs: ExitCosts
+    #: (n,) float64, optional. Seconds; when each request was admitted.
     time: SecondsArray | None = None
+    #: slice_id and stream: (n,) int64, optional; group that has a promise of its own; source whose requests resemble
+    #: each other.
     slice_id: LabelArray | None = None
     stream: LabelArray | None = None
+    #: Costs by batch size, where they were measured; ``costs`` is one of its rows.
     profile: Profile | None = None
+    #: (n, R) int, optional. What each ramp answered; only budgets of classes and policies that compare ramps with each
+    #: other need it.
     prediction: npt.NDArray[np.integer[Any]] | None = None
+    #: {"fp32", "int8"}. The backbone that answers where no ramp does. At fp32 no ramps means the exact executor, which
+    #: never disagrees.
     precision: Precision = EXACT
+    #: (n,) float32, optional. How uncertain that backbone is of its answer, where it is not the fp32 one.
     final_uncertainty: FloatArray | None = None
+    #: Names of the columns; empty where the file does not tell.
     ramp_ids: tuple[str, ...] = ()
+    #: The same rows in the chains of other precisions, see :meth:`at`.
     others: Mapping[Precision, Records] = field(default_factory=dict)
+    #: (n,) int, optional. What this chain's backbone answers at the end.
     final: npt.NDArray[np.integer[Any]] | None = None
+    #: draw and audit_rate: (n,) float32, optional; the number in [0, 1) that was drawn when each request was admitted,
+    #: and the probability below which it was recorded: rates differ with load, so rows of different rates are no
+    #: equal-weight sample (:meth:`equal_weight`).
     draw: FloatArray | None = None
     audit_rate: FloatArray | None = None
+    #: loss and final_loss: (n, R) and (n,) float32 in [0, 1], optional; what the answer of each ramp, and of this
+    #: chain's backbone, loses against the reference's; 0 is agreement. None: 1 wherever they do not agree.
     loss: FloatArray | None = None
     final_loss: FloatArray | None = None
+    #: Whether losses may lie between 0 and 1, as their task has it.
     graded: bool = False
 
     def __len__(self) -> int:

@@ -51,28 +51,19 @@ MAX_WIDTH = 65_536
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A task as a bundle declares it.
+    """A task as a bundle declares it."""
 
-    Attributes
-    ----------
-    output : str
-        Which of :data:`TASKS`.
-    k : int
-        TopK: how many classes an answer names.
-    thresholds : tuple of float
-        MultiLabel and Binary: the probability above which a label is given, one for all or one for each. None: 0.5.
-    loss : {"Exact", "Overlap", "Hamming"}
-        What an answer that differs loses. Exact: everything.
-    measure, tolerance
-        Regression and Embedding: how far an answer may be from the model's. Absolute: the largest difference of a
-        number (Regression) or the length of the difference (Embedding); relative: the same as a share of the model's;
-        cosine: 1 - cosine.
-    """
-
+    #: Which of :data:`TASKS`.
     output: Output = "Top1"
+    #: TopK: how many classes an answer names.
     k: int = 0
+    #: MultiLabel and Binary: the probability above which a label is given, one for all or one for each. None: 0.5.
     thresholds: tuple[float, ...] = ()
+    #: {"Exact", "Overlap", "Hamming"}. What an answer that differs loses. Exact: everything.
     loss: LossName = "Exact"
+    #: measure and tolerance: Regression and Embedding: how far an answer may be from the model's. Absolute: the largest
+    #: difference of a number (Regression) or the length of the difference (Embedding); relative: the same as a share of
+    #: the model's; cosine: 1 - cosine.
     measure: Measure = ""
     tolerance: float = 0.0
 

@@ -73,60 +73,42 @@ NoGainReason = Literal["NothingSaves", "NotBetter", "OverBudget"]
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
-    """What to look for.
+    """What to look for."""
 
-    Attributes
-    ----------
-    max_disagreement : float
-        Accuracy budget over all requests, in (0, 1).
-    delta : float
-        Probability with which the promise may fail, over all tests ever run; 1 - confidence.
-    test_index : int
-        Number of the next test for this service, from 1.
-    max_overhead : float
-        Worst-case time a plan may take beyond the fp32 backbone's, as a share of it.
-    max_ramps : int
-        At most so many active ramps.
-    ramp_ids : tuple of str
-        Names of the records' columns, at the precision that they are given at.
-    backbone_digest, ramp_set_digest : str
-    execution : {"Auto", "ResultsOnly", "ComputeSaving"}
-    current : Plan, optional
-        The plan in force (None: exits off); a proposal must save ``min_gain`` (share of the backbone's time) more on
-        the same records.
-    saving_to_beat : float
-        What the plan in force saves on the same requests, where it is of another ramp set; ``current`` is None then.
-    consumed_through : float, optional
-        Time of the newest record that served in a test; records up to it may find a plan, never test one.
-    discard_before : float, optional
-        Records older than this are not used at all (the inputs have changed since).
-    precisions : tuple of str, optional
-        Precisions of the backbone that a plan may run at, as far as they were recorded; None: at any.
-    audit_rate : float
-        Share of requests that will be audited while the plan serves. Every plan pays the same for it, the one in force
-        and exits off too (:mod:`offramp_core.audits` says why), so it decides between none of them; the proposal tells
-        the price.
-    slices : tuple of SliceBudget
-        Groups of requests, and of answers that name a class, with a budget of their own besides. A plan is proposed
-        when it is certified for everybody and for each of them; the allowance of a test is shared evenly.
-    """
-
+    #: Accuracy budget over all requests, in (0, 1).
     max_disagreement: float
+    #: Probability with which the promise may fail, over all tests ever run; 1 - confidence.
     delta: float
+    #: Number of the next test for this service, from 1.
     test_index: int
+    #: Names of the records' columns, at the precision that they are given at.
     ramp_ids: tuple[str, ...]
     backbone_digest: str
     ramp_set_digest: str
+    #: Worst-case time a plan may take beyond the fp32 backbone's, as a share of it.
     max_overhead: float = 0.05
+    #: At most so many active ramps.
     max_ramps: int = 3
+    #: {"Auto", "ResultsOnly", "ComputeSaving"}.
     execution: Execution = "Auto"
+    #: The plan in force (None: exits off); a proposal must save ``min_gain`` (share of the backbone's time) more on the
+    #: same records.
     current: Plan | None = None
     min_gain: float = 0.0
+    #: What the plan in force saves on the same requests, where it is of another ramp set; ``current`` is None then.
     saving_to_beat: float = 0.0
+    #: Time of the newest record that served in a test; records up to it may find a plan, never test one.
     consumed_through: float | None = None
+    #: Records older than this are not used at all (the inputs have changed since).
     discard_before: float | None = None
+    #: Precisions of the backbone that a plan may run at, as far as they were recorded; None: at any.
     precisions: tuple[Precision, ...] | None = (EXACT,)
+    #: Share of requests that will be audited while the plan serves. Every plan pays the same for it, the one in force
+    #: and exits off too (:mod:`offramp_core.audits` says why), so it decides between none of them; the proposal tells
+    #: the price.
     audit_rate: float = 0.0
+    #: Groups of requests, and of answers that name a class, with a budget of their own besides. A plan is proposed when
+    #: it is certified for everybody and for each of them; the allowance of a test is shared evenly.
     slices: tuple[SliceBudget, ...] = ()
 
     def subject(self, records: Records) -> Subject:

@@ -78,24 +78,17 @@ class ExitTest:
     softmax probability, and always 1 / (1 + exp(raw score)). It settles
     all rows but those within rounding of the threshold, and these are looked up. So the answer is the definition's for
     every row.
-
-    Attributes
-    ----------
-    threshold : float
-        A row leaves when its uncertainty is strictly below; compared in float32, as plans store it.
-    quantiles : (TABLE_SIZE,) float64
-        The ramp's table.
-    score : callable
-        From what the head says to the raw score, as in :func:`uncertainty`.
-    leave_above, stay_below : float
-        Rows of a confidence above the first leave for sure, below the second they stay. Both in [0, 1] or beyond its
-        ends.
     """
 
+    #: A row leaves when its uncertainty is strictly below; compared in float32, as plans store it.
     threshold: float
+    #: (TABLE_SIZE,) float64. The ramp's table.
     quantiles: npt.NDArray[np.float64]
+    #: leave_above and stay_below: rows of a confidence above the first leave for sure, below the second they stay. Both
+    #: in [0, 1] or beyond its ends.
     leave_above: float
     stay_below: float
+    #: From what the head says to the raw score, as in :func:`uncertainty`.
     score: RawScore = raw_score
 
     def leaves(

@@ -28,58 +28,40 @@ METHOD_LOSSES = "rank-path-losses"
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A plan passed a held-out test.
+    """A plan passed a held-out test."""
 
-    Attributes
-    ----------
-    method : str
-        ``rank-path``: exact binomial tests on an equal-weight sample. ``rank-path-losses``: tests of the mean of graded
-        losses, by betting.
-    plan_hash : str
-        Content hash of the plan, thresholds as served.
-    budget, delta : float
-        P(disagreement > budget) <= delta over all tests ever run for the service.
-    test_index : int
-        Which test this was, from 1; failed ones count.
-    level : float
-        What this test was allowed of ``delta``, see :func:`allowance`; shared evenly with the slices.
-    n, k : int
-        Held-out requests, and disagreements among them, non-exits included.
-    p_value : float
-        P(Bin(n, budget) <= k), of n and k divided by the design effect; of graded
-        losses :func:`offramp_core.certify.betting.betting_p_value`.
-    records_digest : str
-        SHA-256 over the held-out records.
-    ramp_ids : tuple of str
-        Names of the records' columns, so that the records can be replayed without the bundle.
-    records_through : float, optional
-        Time of the newest held-out record: the test had the ``n`` newest up to then.
-    slices : tuple of SliceResult
-        Groups with a promise of their own, some perhaps of answers; those not certified must be stopped.
-    design_effect : float
-        So many of the ``n`` labels are worth one (:mod:`offramp_core.certify.dependence`); 1 where they are
-        independent.
-    lost : float, optional
-        Sum of graded losses over the held-out requests, of which ``k`` lost something; None where each disagreement
-        loses all.
-    """
-
+    #: ``rank-path``: exact binomial tests on an equal-weight sample. ``rank-path-losses``: tests of the mean of graded
+    #: losses, by betting.
     method: str
+    #: Content hash of the plan, thresholds as served.
     plan_hash: str
+    #: budget and delta: P(disagreement > budget) <= delta over all tests ever run for the service.
     budget: float
     delta: float
+    #: Which test this was, from 1; failed ones count.
     test_index: int
+    #: What this test was allowed of ``delta``, see :func:`allowance`; shared evenly with the slices.
     level: float
+    #: n and k: held-out requests, and disagreements among them, non-exits included.
     n: int
     k: int
+    #: P(Bin(n, budget) <= k), of n and k divided by the design effect; of graded losses
+    #: :func:`offramp_core.certify.betting.betting_p_value`.
     p_value: float
     backbone_digest: str
     ramp_set_digest: str
+    #: SHA-256 over the held-out records.
     records_digest: str
+    #: Names of the records' columns, so that the records can be replayed without the bundle.
     ramp_ids: tuple[str, ...] = ()
+    #: Time of the newest held-out record: the test had the ``n`` newest up to then.
     records_through: float | None = None
+    #: Groups with a promise of their own, some perhaps of answers; those not certified must be stopped.
     slices: tuple[SliceResult, ...] = ()
+    #: So many of the ``n`` labels are worth one (:mod:`offramp_core.certify.dependence`); 1 where they are independent.
     design_effect: float = 1.0
+    #: Sum of graded losses over the held-out requests, of which ``k`` lost something; None where each disagreement
+    #: loses all.
     lost: float | None = None
 
     @property

@@ -12,14 +12,10 @@ class StopScanner:
 
     The text ends before the stop string that is whole first; of several that become whole at one character, the longest
     one. ``add`` takes pieces of any length, and what it answers does not depend on how the text was cut.
-
-    Attributes
-    ----------
-    stopped : bool
-        A stop string came; nothing more is to be added.
     """
 
     stops: tuple[str, ...]
+    #: A stop string came; nothing more is to be added.
     stopped: bool = False
     _held: str = ""
 

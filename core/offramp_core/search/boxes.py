@@ -39,20 +39,13 @@ _LONG_AXIS = 32
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The inputs of a box whose fate depends on the plan, and the count of the others.
+    """The inputs of a box whose fate depends on the plan, and the count of the others."""
 
-    Attributes
-    ----------
-    rows : (m,) intp, optional
-        Row numbers; None for all.
-    still_in : (d + 1,) float64
-        Settled inputs still in before each ramp and at the end.
-    charged : (1 + S,) int64
-        Errors among the settled inputs, by limit.
-    """
-
+    #: (m,) intp, optional. Row numbers; None for all.
     rows: IndexArray | None
+    #: (d + 1,) float64. Settled inputs still in before each ramp and at the end.
     still_in: Floats
+    #: (1 + S,) int64. Errors among the settled inputs, by limit.
     charged: Ints
 
 
@@ -68,20 +61,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A box's cells, boldest first along every axis.
+    """A box's cells, boldest first along every axis."""
 
-    Attributes
-    ----------
-    bound : (P1, ..., Pd) float64
-        No plan of the cell gains more; -inf where none keeps the limits.
-    corner : (P1, ..., Pd) float64
-        What the cell's boldest corner gains; -inf where it does not keep the limits.
-    edges : tuple of (P + 1,) intp
-        Per ramp, rising: part p, counted from the most cautious, has the cuts edges[p] + 1 ... edges[p + 1].
-    """
-
+    #: (P1, ..., Pd) float64. No plan of the cell gains more; -inf where none keeps the limits.
     bound: Floats
+    #: (P1, ..., Pd) float64. What the cell's boldest corner gains; -inf where it does not keep the limits.
     corner: Floats
+    #: tuple of (P + 1,) intp. Per ramp, rising: part p, counted from the most cautious, has the cuts edges[p] + 1 ...
+    #: edges[p + 1].
     edges: tuple[IndexArray, ...]
 
     def cuts(self, cell: Sequence[int]) -> tuple[int, ...]:

@@ -20,17 +20,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ErrorLimits:
-    """Error limits of a search.
+    """Error limits of a search."""
 
-    Attributes
-    ----------
-    most : (1 + S,) int64
-        Allowed errors in all, then in each limited slice.
-    group : (n,) int64, optional
-        Which of ``most`` besides the first a request counts for; 0 where none. None without slice limits.
-    """
-
+    #: (1 + S,) int64. Allowed errors in all, then in each limited slice.
     most: Ints
+    #: (n,) int64, optional. Which of ``most`` besides the first a request counts for; 0 where none. None without slice
+    #: limits.
     group: LabelArray | None
 
     @property

@@ -25,30 +25,21 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One ramp.
+    """One ramp."""
 
-    Attributes
-    ----------
-    keys : (n,) int32
-        Lowest storable threshold that lets each input leave.
-    rank : (n,) intp
-        First cut at which an input leaves; ``last + 1`` where none does.
-    last : int
-        The boldest cut.
-    bad : (n,) bool
-        Whether leaving here counts as an error.
-    order, bad_rows : (m,), (e,) intp
-        Inputs, and errors, that some cut lets leave, by rising key.
-    end, bad_end : (last + 2,) intp
-        How many of those leave at each cut; the first entry is 0 and stands for no cut.
-    """
-
+    #: (n,) int32. Lowest storable threshold that lets each input leave.
     keys: KeyArray
+    #: (n,) intp. First cut at which an input leaves; ``last + 1`` where none does.
     rank: IndexArray
+    #: The boldest cut.
     last: int
+    #: (n,) bool. Whether leaving here counts as an error.
     bad: BoolArray
+    #: order and bad_rows: (m,), (e,) intp; inputs, and errors, that some cut lets leave, by rising key.
     order: IndexArray
     bad_rows: IndexArray
+    #: end and bad_end: (last + 2,) intp; how many of those leave at each cut; the first entry is 0 and stands for no
+    #: cut.
     end: IndexArray
     bad_end: IndexArray
 

@@ -23,26 +23,18 @@ _ROWS_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """All but the last ramp of some sets.
-
-    Attributes
-    ----------
-    ramps : tuple of int
-    code : (n,) intp
-        One code per input, made of its part at each ramp: 0 where it never leaves, P where even the most cautious part
-        lets it.
-    gone : (n,) bool
-        Inputs that some plan lets leave at one of the ramps.
-    still_in : list of arrays
-        Inputs still in before each ramp and after the last, boldest part first along each axis.
-    errors, stays : (1 + S, P1, ..., Pd) float64
-        By limit and cell: least errors at these ramps; and what wrong final answers of the inputs still in would count.
-    """
+    """All but the last ramp of some sets."""
 
     ramps: tuple[int, ...]
+    #: (n,) intp. One code per input, made of its part at each ramp: 0 where it never leaves, P where even the most
+    #: cautious part lets it.
     code: IndexArray
+    #: (n,) bool. Inputs that some plan lets leave at one of the ramps.
     gone: BoolArray
+    #: list of arrays. Inputs still in before each ramp and after the last, boldest part first along each axis.
     still_in: list[Floats]
+    #: errors and stays: (1 + S, P1, ..., Pd) float64; by limit and cell: least errors at these ramps; and what wrong
+    #: final answers of the inputs still in would count.
     errors: Floats
     stays: Floats
 

@@ -42,26 +42,17 @@ class ThresholdPlan:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best plan found and a proof of how good it is.
-
-    Attributes
-    ----------
-    plan : ThresholdPlan
-    bound : float
-        A value that no plan in the space searched exceeds.
-    nodes : int
-        Sets of ramps bounded and boxes divided.
-    value : float
-        What the plan saves of the objective, as a share of what the backbone costs; its mean saving unless other
-        weights were given.
-    figures : Figures
-        Mean, tail and busy time of the plan.
-    """
+    """The best plan found and a proof of how good it is."""
 
     plan: ThresholdPlan
+    #: A value that no plan in the space searched exceeds.
     bound: float
+    #: Sets of ramps bounded and boxes divided.
     nodes: int
+    #: What the plan saves of the objective, as a share of what the backbone costs; its mean saving unless other weights
+    #: were given.
     value: float
+    #: Mean, tail and busy time of the plan.
     figures: Figures
 
     @property

@@ -29,20 +29,13 @@ ENOUGH_EXITS = 0.9  # with so many leaving at the ramps that stay no new one is 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Constants in which the artifact's two control loops differ.
+    """Constants in which the artifact's two control loops differ."""
 
-    Attributes
-    ----------
-    period : int
-        Batches between two adjustments of the ramps.
-    worth_points : float
-        Percentage points of time that new thresholds must save to be kept instead of removing a ramp.
-    first_threshold : float
-        Threshold of a ramp that was just added.
-    """
-
+    #: Batches between two adjustments of the ramps.
     period: int
+    #: Percentage points of time that new thresholds must save to be kept instead of removing a ramp.
     worth_points: float
+    #: Threshold of a ramp that was just added.
     first_threshold: float
 
 

@@ -71,23 +71,16 @@ class PlanInForce:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a policy did with a stream, request by request.
+    """What a policy did with a stream, request by request."""
 
-    Attributes
-    ----------
-    exit : (n,) int
-        Ramp where each request left, as a column of its plan's chain, ``NO_EXIT`` (-1) where it ran to the output.
-    plans : tuple of PlanInForce
-        By rising ``since``, the first at 0. Ramps in force are paid by every request that reaches them.
-    agrees : (n,) bool
-        The answer given equals the reference's.
-    certificate : Certificate, optional
-        None for policies that prove nothing.
-    """
-
+    #: (n,) int. Ramp where each request left, as a column of its plan's chain, ``NO_EXIT`` (-1) where it ran to the
+    #: output.
     exit: IndexArray
+    #: By rising ``since``, the first at 0. Ramps in force are paid by every request that reaches them.
     plans: tuple[PlanInForce, ...]
+    #: (n,) bool. The answer given equals the reference's.
     agrees: BoolArray
+    #: None for policies that prove nothing.
     certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
@@ -161,28 +154,18 @@ def without_ramps(records: Records) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy as `offramp replay` lists it.
-
-    Attributes
-    ----------
-    name : str
-    describe : str
-        One line: what it is, and its source.
-    run : StreamPolicy
-    online : bool
-        Its plan changes while it serves, by what it has already served.
-    hindsight : bool
-        It looks at the very stream it is judged on: a ceiling, not something that can be deployed.
-    refusal : callable
-        One line that says why these records cannot show this policy, None where they can; by default where there is no
-        ramp.
-    """
+    """A policy as `offramp replay` lists it."""
 
     name: str
+    #: One line: what it is, and its source.
     describe: str
     run: StreamPolicy
+    #: Its plan changes while it serves, by what it has already served.
     online: bool = False
+    #: It looks at the very stream it is judged on: a ceiling, not something that can be deployed.
     hindsight: bool = False
+    #: One line that says why these records cannot show this policy, None where they can; by default where there is no
+    #: ramp.
     refusal: Callable[[Records], str | None] = without_ramps
 
     def __call__(self, tune: Records, report: Records, objective: Objective) -> Outcome:

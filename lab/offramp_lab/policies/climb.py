@@ -19,27 +19,18 @@ _ROUNDS = 20_000  # a climb ends long before; a guard against cycling on degener
 
 @dataclass(frozen=True, slots=True)
 class Climbing:
-    """Constants of a hill-climb.
+    """Constants of a hill-climb."""
 
-    Attributes
-    ----------
-    step, smallest_step : float
-        How far a threshold is first moved, and below what the search does not refine.
-    below : bool
-        Disagreement must stay strictly below the budget, as in the artifact, instead of at most at it.
-    idle_moves : bool
-        Moves that change nothing may be taken and double their step, as in the artifact, so that thresholds end beyond
-        the last score that called for them. Otherwise a ramp whose step reaches no score looks further from where it
-        is.
-    trusts_final : bool
-        Inputs that run to the output count as answered correctly, as they do for a system whose reference is its own
-        output.
-    """
-
+    #: step and smallest_step: how far a threshold is first moved, and below what the search does not refine.
     step: float = 0.01
     smallest_step: float = 0.001
+    #: Disagreement must stay strictly below the budget, as in the artifact, instead of at most at it.
     below: bool = True
+    #: Moves that change nothing may be taken and double their step, as in the artifact, so that thresholds end beyond
+    #: the last score that called for them. Otherwise a ramp whose step reaches no score looks further from where it is.
     idle_moves: bool = True
+    #: Inputs that run to the output count as answered correctly, as they do for a system whose reference is its own
+    #: output.
     trusts_final: bool = False
 
 

@@ -15,20 +15,13 @@ from offramp_core.search.grid import NEVER, leave_keys, threshold_of
 
 @dataclass(frozen=True, slots=True)
 class CommonThresholds:
-    """What each common threshold does, by rising threshold; between two entries nothing changes.
+    """What each common threshold does, by rising threshold; between two entries nothing changes."""
 
-    Attributes
-    ----------
-    keys : (m,) int
-        Thresholds in grid steps, the first 0: nothing leaves.
-    errors : (m,) int
-        Disagreements.
-    saving : (m,) float64
-        Share of the backbone's time.
-    """
-
+    #: (m,) int. Thresholds in grid steps, the first 0: nothing leaves.
     keys: npt.NDArray[np.int64]
+    #: (m,) int. Disagreements.
     errors: npt.NDArray[np.int64]
+    #: (m,) float64. Share of the backbone's time.
     saving: SecondsArray
 
     def best(self, max_errors: int) -> tuple[Decimal, float]:

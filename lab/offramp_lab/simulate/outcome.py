@@ -13,22 +13,15 @@ ANSWERED, DROPPED, REJECTED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """Requests in order of arrival, and the server's own account.
+    """Requests in order of arrival, and the server's own account."""
 
-    Attributes
-    ----------
-    latency : (n,) float64
-        Seconds from arrival to answer; NaN for requests that got none.
-    status : (n,) int8
-        ``ANSWERED``, ``DROPPED`` (given up because its deadline could not be met) or ``REJECTED`` (the queue was full).
-    busy_seconds, span_seconds : float
-        Time the server worked, and time from the first arrival to the end of the last batch.
-    batches : int
-    slo_seconds : float, optional
-    """
-
+    #: (n,) float64. Seconds from arrival to answer; NaN for requests that got none.
     latency: SecondsArray
+    #: (n,) int8; ``ANSWERED``, ``DROPPED`` (given up because its deadline could not be met) or ``REJECTED`` (the queue
+    #: was full).
     status: npt.NDArray[np.int8]
+    #: busy_seconds and span_seconds: time the server worked, and time from the first arrival to the end of the last
+    #: batch.
     busy_seconds: float
     span_seconds: float
     batches: int

@@ -13,24 +13,16 @@ from offramp_core.execution import Regrouping
 
 @dataclass(frozen=True)
 class Stages:
-    """A plan's stages as a worker runs them: backbone up to a place, then the heads of all active ramps there.
+    """A plan's stages as a worker runs them: backbone up to a place, then the heads of all active ramps there."""
 
-    Attributes
-    ----------
-    position : tuple of int
-        Stage of each ramp index where a request may leave; -1 where it cannot.
-    seconds : list of list of float
-        By stage, by rows carried; the last stage runs to the output.
-    regroup : list of float
-        By rows carried before the leavers are dropped.
-    extra : dict
-        Seconds by (stage, rows that leave there) of heads that no plan has in force, which only policies with foresight
-        use: they are charged for the rows that leave and for nobody else.
-    """
-
+    #: Stage of each ramp index where a request may leave; -1 where it cannot.
     position: tuple[int, ...]
+    #: By stage, by rows carried; the last stage runs to the output.
     seconds: list[list[float]]
+    #: By rows carried before the leavers are dropped.
     regroup: list[float]
+    #: Seconds by (stage, rows that leave there) of heads that no plan has in force, which only policies with foresight
+    #: use: they are charged for the rows that leave and for nobody else.
     extra: dict[int, list[float]]
     _known: dict[tuple[bool, tuple[int, ...]], tuple[tuple[float, ...], float]] = field(default_factory=dict)
 

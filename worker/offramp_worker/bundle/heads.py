@@ -69,22 +69,14 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True)
 class HeadRecipe:
-    """How a kind of head is built.
-
-    Attributes
-    ----------
-    pooling : Pooling
-    convolutions : int
-        Convolutions of ``RampSpec.hidden`` channels before the pooling.
-    hidden_layer : bool
-        Whether a layer of ``RampSpec.hidden`` units lies between the pooled vector and the logits.
-    trained : bool
-        Whether it has parameters; else ``RampSpec.output`` holds the logits already.
-    """
+    """How a kind of head is built."""
 
     pooling: Pooling
+    #: Convolutions of ``RampSpec.hidden`` channels before the pooling.
     convolutions: int = 0
+    #: Whether a layer of ``RampSpec.hidden`` units lies between the pooled vector and the logits.
     hidden_layer: bool = False
+    #: Whether it has parameters; else ``RampSpec.output`` holds the logits already.
     trained: bool = True
 
     @property

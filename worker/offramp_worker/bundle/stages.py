@@ -42,29 +42,19 @@ CHANGES_OF_FORM = frozenset({"DequantizeLinear", "Identity", "ReorderOutput", "T
 
 @dataclass(frozen=True, slots=True)
 class StageGraph:
-    """One stage as a graph of its own, ready for a session.
+    """One stage as a graph of its own, ready for a session."""
 
-    Attributes
-    ----------
-    model : ModelProto
-        Its outputs are ``target`` (unless empty) and then ``heads``.
-    source : str
-        The features it begins with; the model's input in the first stage.
-    entry : str
-        The model's input where the stage makes something of it besides (a mask); else empty.
-    target : str
-        The features it hands on. Empty where these are its source: heads that read the model's input need no backbone.
-    heads : tuple of str
-        Of each head given, in order, the logits and the confidence: the largest softmax probability, (n,) float64.
-    optimised : bool
-        Whether the graph is optimised already, so that a session should leave it as it is.
-    """
-
+    #: Its outputs are ``target`` (unless empty) and then ``heads``.
     model: onnx.ModelProto
+    #: The features it begins with; the model's input in the first stage.
     source: str
+    #: The model's input where the stage makes something of it besides (a mask); else empty.
     entry: str
+    #: The features it hands on. Empty where these are its source: heads that read the model's input need no backbone.
     target: str
+    #: Of each head given, in order, the logits and the confidence: the largest softmax probability, (n,) float64.
     heads: tuple[str, ...]
+    #: Whether the graph is optimised already, so that a session should leave it as it is.
     optimised: bool
 
     @property

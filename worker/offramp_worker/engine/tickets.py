@@ -54,27 +54,6 @@ class Ticket:
     contiguous. ``never_exit`` asks for the exact executor, ``deadline`` (a time like ``admitted``) for an answer by
     then, if need be the best one so far; ``due`` says which rows got that. ``error`` is set when a batch failed,
     ``expired`` when its time ran out in the queue, ``cached`` when it did not run because the answer was known.
-
-    Attributes
-    ----------
-    priority : int
-        From 1 on; lower numbers run first.
-    run_by : float
-        When it should be answered; of one priority, what comes first here runs first.
-    expires : float
-        When it is of no use any more, infinite without a timeout.
-    on_time : bool
-        Whether it was admitted because it could meet the objective.
-    begun : int
-        Rows handed out in batches; the others still wait.
-    number : int
-        Order of arrival, given by the queue.
-    group : int
-        Requests of one group may share a batch.
-    began_at, batch_rows : float, int
-        When its last batch began (infinite: never) and how many rows that had; noted only for traces.
-    slice_name, stream : str
-        What the request says it belongs to, declared or not, and which source it comes from.
     """
 
     x: Array
@@ -95,15 +74,25 @@ class Ticket:
     due: list[bool] = field(default_factory=list)
     expired: bool = False
     cached: bool = False
+    #: From 1 on; lower numbers run first.
     priority: int = HIGHEST_PRIORITY
+    #: When it should be answered; of one priority, what comes first here runs first.
     run_by: float = math.inf
+    #: When it is of no use any more, infinite without a timeout.
     expires: float = math.inf
+    #: Whether it was admitted because it could meet the objective.
     on_time: bool = False
+    #: Rows handed out in batches; the others still wait.
     begun: int = 0
+    #: Order of arrival, given by the queue.
     number: int = 0
+    #: Requests of one group may share a batch.
     group: int = 0
+    #: began_at and batch_rows: when its last batch began (infinite: never) and how many rows that had; noted only for
+    #: traces.
     began_at: float = math.inf
     batch_rows: int = 0
+    #: slice_name and stream: what the request says it belongs to, declared or not, and which source it comes from.
     slice_name: str = ""
     stream: str = ""
 

@@ -28,33 +28,21 @@ DRAFT_TOKENS = (3, 6)  # where the bundle does not say what is worth a trial
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """How one request is computed, and for which arm it counts.
+    """How one request is computed, and for which arm it counts."""
 
-    Attributes
-    ----------
-    steps : tuple of VariantStep
-        The variants that are asked in turn.
-    reference : DecodingRoute
-        How the reference is computed: with which draft.
-    counted : bool
-        Whether it is one of the arm's requests; one that asked for the reference is not.
-    compared : bool
-        Whether it could have been held back from the stable plan.
-    held_back : bool
-        Whether it was.
-    lossy_off : bool
-        The plan's lossy parts are not used because the request samples.
-    context : Context, optional
-        What the draft was chosen for; None where nobody chose.
-    """
-
+    #: The variants that are asked in turn.
     steps: tuple[VariantStep, ...]
+    #: How the reference is computed: with which draft.
     reference: DecodingRoute
     active: Active
     runtime: Runtime
+    #: Whether it is one of the arm's requests; one that asked for the reference is not.
     counted: bool = True
+    #: Whether it could have been held back from the stable plan.
     compared: bool = False
+    #: The plan's lossy parts are not used because the request samples.
     lossy_off: bool = False
+    #: What the draft was chosen for; None where nobody chose.
     context: Context | None = None
 
     def route(self, step: int) -> DecodingRoute:

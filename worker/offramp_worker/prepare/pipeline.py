@@ -68,69 +68,47 @@ NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class PrepareRequest:
-    """What to prepare.
+    """What to prepare."""
 
-    Attributes
-    ----------
-    model, data : str
-        URIs, see :func:`load_backbone` and :func:`load_inputs`.
-    out : Path
-        Folder of the bundle.
-    name : str
-        Name of the model in the protocol; empty: from the model.
-    head_data : str
-        More inputs, which only train heads and never become records: what the backbone itself was trained on.
-    head_share : float, optional
-        Share of the data that heads take. None: 10 %, doubled for as long as that lifts utility by a point.
-    variations : int
-        Shifted and slightly noisy copies made of each image that trains heads.
-    threads : int
-        CPU threads of one worker; the profile is measured with as many.
-    profile_seconds : float
-        Time spent on the profile.
-    sides : tuple of str
-        URIs of small models to put in front of this one.
-    precision : {"auto", "exact"}
-        auto: int8 forms of the model and of the side models where they are faster; exact: fp32 alone.
-    device : str
-        Where the bundle will be served, a name of :data:`offramp_worker.devices.DEVICES`; it is measured there. On GPUs
-        there is no int8.
-    compile_limit : float
-        Seconds that torch.compile may take while executors are compared; 0 leaves it out.
-    tokenizer : str
-        A ``tokenizer.json`` for data that is text; empty: the one beside the model.
-    max_tokens : int
-        Longer texts are cut.
-    pad : int, optional
-        The token id that fills rows up. None: the tokenizer's, else 0.
-    sep : int, optional
-        The token id that ends each text of a pair. None: the tokenizer's.
-    own_exits : tuple of str
-        Outputs of the model that are earlier exits of the network's own; they become ramps.
-    task : TaskSpec, optional
-        What the model does; None: the top label.
-    """
-
+    #: model and data: URIs, see :func:`load_backbone` and :func:`load_inputs`.
     model: str
     data: str
+    #: Folder of the bundle.
     out: Path
+    #: Name of the model in the protocol; empty: from the model.
     name: str = ""
+    #: More inputs, which only train heads and never become records: what the backbone itself was trained on.
     head_data: str = ""
     split: SplitName = "default"
+    #: Share of the data that heads take. None: 10 %, doubled for as long as that lifts utility by a point.
     head_share: float | None = None
+    #: Shifted and slightly noisy copies made of each image that trains heads.
     variations: int = 0
     seed: int = 0
+    #: CPU threads of one worker; the profile is measured with as many.
     threads: int = 1
+    #: Time spent on the profile.
     profile_seconds: float = PROFILE_SECONDS
+    #: URIs of small models to put in front of this one.
     sides: tuple[str, ...] = ()
+    #: {"auto", "exact"}; auto: int8 forms of the model and of the side models where they are faster; exact: fp32 alone.
     precision: Allowed = "auto"
+    #: Where the bundle will be served, a name of :data:`offramp_worker.devices.DEVICES`; it is measured there. On GPUs
+    #: there is no int8.
     device: str = CPU.name
+    #: Seconds that torch.compile may take while executors are compared; 0 leaves it out.
     compile_limit: float = COMPILE_LIMIT
+    #: A ``tokenizer.json`` for data that is text; empty: the one beside the model.
     tokenizer: str = ""
+    #: Longer texts are cut.
     max_tokens: int = 512
+    #: The token id that fills rows up. None: the tokenizer's, else 0.
     pad: int | None = None
+    #: The token id that ends each text of a pair. None: the tokenizer's.
     sep: int | None = None
+    #: Outputs of the model that are earlier exits of the network's own; they become ramps.
     own_exits: tuple[str, ...] = ()
+    #: What the model does; None: the top label.
     task: TaskSpec | None = None
 
 

@@ -43,30 +43,20 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class FoundPlaces:
-    """The places of a backbone.
+    """The places of a backbone."""
 
-    Attributes
-    ----------
-    backbone : Backbone
-        With features turned to the order that heads read, and the weights of a mean over tokens where some head takes
-        one.
-    n_cuts : int
-        Cut vertices of the graph as it was given.
-    places : tuple of Place
-        Inside the network, in its order.
-    entry : Place or None
-        The model's input, where it is an image.
-    exits : mapping
-        Exits of the network's own, to the tensors that they branch off.
-    unread : tuple of Unread
-        Places that were left out.
-    """
-
+    #: With features turned to the order that heads read, and the weights of a mean over tokens where some head takes
+    #: one.
     backbone: Backbone
+    #: Cut vertices of the graph as it was given.
     n_cuts: int
+    #: Inside the network, in its order.
     places: tuple[Place, ...]
+    #: The model's input, where it is an image.
     entry: Place | None
+    #: Exits of the network's own, to the tensors that they branch off.
     exits: Mapping[str, str]
+    #: Places that were left out.
     unread: tuple[Unread, ...]
 
 

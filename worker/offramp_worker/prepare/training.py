@@ -35,24 +35,16 @@ Parameters = dict[str, FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a kind of head is trained.
+    """How a kind of head is trained."""
 
-    Attributes
-    ----------
-    learning_rate, weight_decay : float
-        Of AdamW under a one-cycle schedule.
-    dropout : float
-        Share of a layer's inputs left out of every step.
-    batch : int
-        Rows per step when there are thousands; 64 when there are few.
-    steps : int
-        Steps aimed at, between ``fewest`` and ``most`` passes over the rows.
-    """
-
+    #: learning_rate and weight_decay: of AdamW under a one-cycle schedule.
     learning_rate: float
     weight_decay: float
+    #: Share of a layer's inputs left out of every step.
     dropout: float = 0.0
+    #: Rows per step when there are thousands; 64 when there are few.
     batch: int = 256
+    #: Steps aimed at, between ``fewest`` and ``most`` passes over the rows.
     steps: int = 400
     fewest: int = 12
     most: int = 60
