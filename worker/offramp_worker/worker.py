@@ -62,7 +62,7 @@ class Worker:
         self.plans: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
-        self._told: tuple[ArmCounts, ...] = ()
+        self._pulled: tuple[ArmCounts, ...] = ()
         self.metrics.ready.set_function(lambda: float(self.ready))
 
     def load(self) -> None:
@@ -104,7 +104,7 @@ class Worker:
             )
             if settings.plan_file is not None:
                 self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
-                self._plan_file.look()
+                self._plan_file.poll()
                 self._plan_file.start()
         engine.start()
         self.engine = engine
@@ -194,7 +194,7 @@ class Worker:
     def owes_audits(self) -> bool:
         """Whether the control plane was told of draws that were open then and are compared by now: it would take them
         for lost."""
-        return self.engine is not None and owes_audits(self._told, self.engine.counters.snapshot())
+        return self.engine is not None and owes_audits(self._pulled, self.engine.counters.snapshot())
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
@@ -257,12 +257,12 @@ class Worker:
                 records = held.ring.read(after)
             else:
                 others.append(held.ring.read((also or {}).get(held.digest, 0)))
-        self._told = engine.counters.snapshot()
+        self._pulled = engine.counters.snapshot()
         return Observations(
             self.settings.uid,
             self.boot_id,
             now,
-            self._told,
+            self._pulled,
             records,
             held_back=engine.counters.held_back(),
             plans=engine.counters.plans(),
@@ -271,10 +271,10 @@ class Worker:
         )
 
 
-def owes_audits(told: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
-    """Whether draws that were open when the control plane was ``told`` of them have been compared by ``now``."""
+def owes_audits(pulled: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
+    """Whether draws that were open when the control plane ``pulled`` counts last have been compared by ``now``."""
     audited = {(c.epoch, c.arm): c.audited for c in now}
-    return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in told)
+    return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in pulled)
 
 
 def _return_memory() -> None:

@@ -160,14 +160,14 @@ class InferenceService:
         tracing, engine = self._worker.tracing, self._worker.engine
         if tracing is None:
             return
-        told = context_of(
+        parent = context_of(
             [(k.encode(), v.encode() if isinstance(v, str) else v) for k, v in context.invocation_metadata() or ()]
         )
         if ticket is None or engine is None:
-            tracing.refused(context=told, code=code.name)
+            tracing.refused(context=parent, code=code.name)
         else:
             model, error = engine.bundle.manifest.name, code is not StatusCode.OK
-            tracing.answered(ticket, context=told, model=model, code=code.name, error=error)
+            tracing.answered(ticket, context=parent, model=model, code=code.name, error=error)
 
     async def _engine(self, model: str, version: str, context: Context, *, inference: bool = True) -> Engine:
         engine = self._worker.engine

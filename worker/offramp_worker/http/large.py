@@ -104,8 +104,7 @@ def _without_cutting(
     size = len(body) if header_length is None else header_length
     if LARGE_BYTES < size <= len(body):
         raise BadRequestError(
-            f"body: has {size} bytes of JSON, of which inputs[0].data cannot be told apart; name it once, or send "
-            "binary data"
+            f"body: has {size} bytes of JSON, in which inputs[0].data is ambiguous; name it once, or send binary data"
         )
     return parse_request(body, header_length=header_length, spec=spec, max_rows=max_rows, names=names)
 

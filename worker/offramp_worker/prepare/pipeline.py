@@ -394,9 +394,9 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     executors = _executors(search, found)
     unseen = x[split.head :]
     with search.reporter.step("score the records", total=len(unseen)) as advance:
-        reference, said = found.score(unseen, threads=training_threads(), advance=advance)
-    heard = {**{spec.id: fitted.said[spec.id] for spec in ramps}, **found.said}
-    tables = {column: score_table(backbone.task, said_of) for column, said_of in heard.items()}
+        reference, head_outputs = found.score(unseen, threads=training_threads(), advance=advance)
+    all_outputs = {**{spec.id: fitted.head_outputs[spec.id] for spec in ramps}, **found.head_outputs}
+    tables = {column: score_table(backbone.task, outputs) for column, outputs in all_outputs.items()}
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
         source=_source(request.model),
@@ -407,7 +407,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         parameters={spec.id: parameters[spec.id] for spec in ramps},
         quantiles=tables,
         profile=replace(found.profile, executors=executors.seconds),
-        records=_records(found, said, reference, tables),
+        records=_records(found, head_outputs, reference, tables),
         probe=_probe(backbone, x[split.train : split.train + PROBE_ROWS]),
         data=provenance(request, split, search.inputs),
         steps=search.inputs.steps,
@@ -416,8 +416,8 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     arrays = {**contents.records, **profile_arrays(contents.profile)}
     task, costs = backbone.task, search.costs
     answers = task.answers(reference)
-    seen = {spec.id: merit(task, said[spec.id], answers, costs[spec.id]) for spec in ramps}
-    others = merits(found, said, reference)
+    seen = {spec.id: merit(task, head_outputs[spec.id], answers, costs[spec.id]) for spec in ramps}
+    others = merits(found, head_outputs, reference)
     report = PrepareReport(
         out=request.out,
         name=manifest.name,
@@ -433,7 +433,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
         threads=request.threads,
         seconds=time.perf_counter() - start,
-        approximations=approximation_lines(found, said, reference),
+        approximations=approximation_lines(found, head_outputs, reference),
         executors=executors,
         served=backbone.output.name,
         exits=request.own_exits,
@@ -502,7 +502,7 @@ def _executors(search: _Search, found: Approximations) -> Executors:
 
 def _records(
     found: Approximations,
-    said: Mapping[str, FloatArray],
+    head_outputs: Mapping[str, FloatArray],
     reference: FloatArray,
     tables: Mapping[str, npt.NDArray[np.float64]],
 ) -> dict[str, npt.NDArray[Any]]:
@@ -510,32 +510,35 @@ def _records(
         "ramp_id": np.array(found.columns, dtype=np.str_),
         "ramp_precision": np.array(found.column_precisions, dtype=np.str_),
         **recorded_scores(
-            found.exact.backbone.task, [said[c] for c in found.columns], reference, [tables[c] for c in found.columns]
+            found.exact.backbone.task,
+            [head_outputs[c] for c in found.columns],
+            reference,
+            [tables[c] for c in found.columns],
         ),
     }
 
 
 def recorded_scores(
-    task: Task, said: Sequence[FloatArray], reference: FloatArray, tables: Sequence[npt.NDArray[np.float64]]
+    task: Task, outputs: Sequence[FloatArray], reference: FloatArray, tables: Sequence[npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a records file that say what columns said, and what that is against the model's outputs (n,
     width)."""
     score, answers = task.raw_score, task.answers(reference)
     return {
         "uncertainty": np.stack(
-            [uncertainty(s, table, score=score) for s, table in zip(said, tables, strict=True)], axis=1
+            [uncertainty(s, table, score=score) for s, table in zip(outputs, tables, strict=True)], axis=1
         ),
-        **task.recorded(np.stack([task.exit_answers(s) for s in said], axis=1), final=answers, reference=answers),
+        **task.recorded(np.stack([task.exit_answers(s) for s in outputs], axis=1), final=answers, reference=answers),
     }
 
 
-def score_table(task: Task, said: FloatArray) -> npt.NDArray[np.float64]:
+def score_table(task: Task, outputs: FloatArray) -> npt.NDArray[np.float64]:
     """A ramp's quantile table from validation rows.
 
     One point beyond each end, as far away as the scores spread, keeps resolution for inputs more (or less) certain
     than any of a possibly small validation part: without it they would all tie at 0 (or 1).
     """
-    raw = task.raw_score(said)
+    raw = task.raw_score(outputs)
     raw = raw[np.isfinite(raw)]
     spread = max(float(np.ptp(raw)), 1.0)
     return quantile_table(np.concatenate([[raw.min() - spread], raw, [raw.max() + spread]]))
