@@ -87,7 +87,7 @@ def _lossy(found: dict[str, Any]) -> list[str]:
         ]
         lines += [
             f"*What certifies on {name}*: {run['prompts']} prompts, answers of up to {run['tokens']} tokens; mean "
-            f"loss {means}. Samples of {run['rows'][0]['labels']} audited answers are drawn with",
+            f"loss {means}. {_whole(run)}Samples of {run['rows'][0]['labels']} audited answers are drawn with",
             "replacement, a plan is found and certified at 95 % on each; *over budget* counts those whose loss over "
             "all answers exceeds it.",
             "",
@@ -97,6 +97,13 @@ def _lossy(found: dict[str, Any]) -> list[str]:
             *_when({name: run}),
         ]
     return lines
+
+
+def _whole(run: dict[str, Any]) -> str:
+    """What variants take of the reference's time for an answer, its prompt included."""
+    took = run.get("answer_seconds") or {}
+    shares = ", ".join(f"{name} {s / took['fp32']:.2f}" for name, s in took.items() if name != "fp32")
+    return f"Time per answer, prompt included, of fp32's: {shares}. " if shares else ""
 
 
 def _when(found: dict[str, Any]) -> list[str]:
