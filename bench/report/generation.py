@@ -20,6 +20,7 @@ def section(results: Results) -> list[str]:
         "",
         *_equality(found.get("equality", {})),
         *_speed(found.get("speed", {})),
+        *_exits(found.get("exits", {})),
         *_lossy(found.get("lossy", {})),
     ]
 
@@ -62,6 +63,31 @@ def _speed(found: dict[str, Any]) -> list[str]:
             f"*{head}*",
             "",
             *table([f"route ({model}, {prompts}, {n})", "time per token", "accepted"], body),
+            *_when({name: run}),
+        ]
+    return lines
+
+
+def _exits(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, run in found.items():
+        body = [
+            [
+                f"before layer {row['layers']} of {run['layers']}",
+                f"{row['affine']:.2f}",
+                f"{row['acceptance']:.2f}",
+                f"{row['ratio']:.2f}",
+                str(row["draft_tokens"]),
+            ]
+            for row in run["rows"]
+        ]
+        minutes = sum(row["train_seconds"] for row in run["rows"]) / 60
+        lines += [
+            f"*Exit drafts of {name}* (decision 100): heads of {run['words']:,} words trained for {minutes:.0f} min in "
+            f"all on {run['places']:,} places of the model's own texts; accepted of {run['unseen_tokens']:,} unseen "
+            "tokens; time per token by arithmetic on measured passes.",
+            "",
+            *table([f"draft ({name})", "affine alone", "accepted", "time per token", "at draft tokens"], body),
             *_when({name: run}),
         ]
     return lines
