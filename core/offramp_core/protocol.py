@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 FetchPhase = Literal["connecting", "downloading", "verifying", "unpacking"]
 Arm = Literal["stable", "canary", "holdback"]
@@ -210,6 +210,11 @@ class WorkerState:
     output: str = "Top1"
 
 
+TimeName = Literal["latency", "first_token", "per_token"]
+TIMES: tuple[TimeName, ...] = get_args(TimeName)
+"""Histograms of :class:`ArmCounts` that are over requests, and that an objective may be about."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
     """Counters of one (epoch, arm) since the process started. What is called a request on this wire is a row: one
@@ -218,8 +223,9 @@ class ArmCounts:
     ``drawn`` requests were drawn for audit, ``audited`` of them have been compared, ``disagreements`` differed.
     ``judged_batches`` had a limit among the document's; ``slow_batches`` of them exceeded it. ``execution`` maps a
     batch size (text) to sketch counts (bucket index as text → count, see :mod:`offramp_core.sketch`), ``latency`` is
-    the same over requests, from admission to reply. Where inputs differ in length ``execution_by_length`` has the
-    batches of ``execution`` by size and length.
+    the same over requests, from admission to reply. Of generated answers ``first_token`` is the same from admission to
+    the first token, ``per_token`` over the mean times between tokens of one answer. Where inputs differ in length
+    ``execution_by_length`` has the batches of ``execution`` by size and length.
     """
 
     epoch: int
@@ -238,6 +244,8 @@ class ArmCounts:
     execution: dict[str, dict[str, int]] = field(default_factory=dict)
     latency: dict[str, int] = field(default_factory=dict)
     execution_by_length: dict[str, dict[str, int]] = field(default_factory=dict)
+    first_token: dict[str, int] = field(default_factory=dict)
+    per_token: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +291,22 @@ class PlanCounts:
     slices: dict[str, SliceCounts] = field(default_factory=dict)
     audit_seconds: float = 0.0
     exact_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCounts:
+    """What one route of generated answers did since the process started: a variant, with the draft that helps it, or
+    several variants in turn.
+
+    ``tokens`` of answers that ended by themselves, their first ones apart, kept the engine busy for ``seconds``. The
+    model accepted ``accepted`` of ``proposed`` tokens of the draft.
+    """
+
+    route: str
+    tokens: int = 0
+    seconds: float = 0.0
+    proposed: int = 0
+    accepted: int = 0
 
 
 # Columns of records about answers: name, type, and whether there is one for each ramp.
@@ -332,7 +356,7 @@ class Observations:
     ``refused`` counts rows of requests that were turned away at once since the process started; together with those
     that were answered they are the demand. ``records`` are those of the bundle's own ramp set, ``more_records`` those
     of others that are held. ``state`` comes along where it was asked for (``&state=1``), so that a pull is one request;
-    a worker that is older than this leaves it out.
+    a worker that is older than this leaves it out. ``routes`` are those of generated answers.
     """
 
     uid: str
@@ -345,3 +369,4 @@ class Observations:
     refused: int = 0
     state: WorkerState | None = None
     more_records: tuple[RecordBlock, ...] = ()
+    routes: tuple[RouteCounts, ...] = ()

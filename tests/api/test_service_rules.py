@@ -154,12 +154,50 @@ RULES: list[Rule] = [
         "spec.objective: Required value",
     ),
     Rule("spec.objective.latency", {"threshold": "1s"}, ABSENT, "spec.objective.latency: Required value"),
-    Rule("spec.objective.latency.threshold", "1.5s", ABSENT, "spec.objective.latency.threshold: Required value"),
+    Rule("spec.objective.latency.threshold", "1.5s", ABSENT, "latency.threshold is required"),
     Rule("spec.objective.latency.threshold", "900us", "40", "threshold must be a duration above 0 in us, ms and s"),
     Rule("spec.objective.latency.threshold", "1ms", "0ms", "threshold must be a duration above 0 in us, ms and s"),
     Rule("spec.objective.latency.threshold", "1s", "1m", "threshold must be a duration above 0 in us, ms and s"),
     Rule("spec.objective.latency.threshold", "1s", "-1s", "threshold must be a duration above 0 in us, ms and s"),
     Rule("spec.objective.latency.threshold", "1s", 40, "must be of type string"),
+    Rule(
+        "spec.objective",
+        {"latency": {"timePerToken": "50ms"}, "accuracy": {"maxLoss": "0.05", "output": "RougeL"}},
+        {"latency": {"percentile": 90}, "accuracy": {"maxLoss": "0.05", "output": "RougeL"}},
+        "for generated answers timeToFirstToken or timePerToken may stand in its place",
+    ),
+    Rule(
+        "spec.objective",
+        {
+            "latency": {"threshold": "30s", "timeToFirstToken": "2s", "timePerToken": "50ms"},
+            "accuracy": {"maxLoss": "0.05", "output": "ExactAnswer"},
+        },
+        {"latency": {"threshold": "30s", "timeToFirstToken": "2s"}, "accuracy": {"maxDisagreement": "0.05"}},
+        "latency.timeToFirstToken and latency.timePerToken are about generated answers",
+    ),
+    *(
+        Rule(
+            "spec.objective",
+            {"latency": {name: "1.5s"}, "accuracy": {"maxLoss": "0.05", "output": "TokenF1"}},
+            {"latency": {name: "0s"}, "accuracy": {"maxLoss": "0.05", "output": "TokenF1"}},
+            f"{name} must be a duration above 0 in us, ms and s",
+        )
+        for name in ("timeToFirstToken", "timePerToken")
+    ),
+    Rule(
+        "spec",
+        {
+            "model": {"uri": "file:///bundles/x"},
+            "objective": {"latency": {"threshold": "30s"}, "accuracy": {"maxLoss": "0.05", "output": "RougeL"}},
+            "deadlineAnswers": "Always",
+        },
+        {
+            "model": {"uri": "file:///bundles/x"},
+            "objective": {"latency": {"timePerToken": "1s"}, "accuracy": {"maxLoss": "0.05", "output": "RougeL"}},
+            "deadlineAnswers": "Always",
+        },
+        "deadlineAnswers Always needs objective.latency.threshold",
+    ),
     Rule(
         "spec.objective.latency.threshold",
         "1s500ms",

@@ -19,7 +19,7 @@ from offramp_cli.show.tables import history_data, history_lines, top_data, top_l
 from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines
 from offramp_core.control.gates import GateInput, failures, slowness
-from offramp_core.control.objects import ArmTally, BothArms, Condition, ConfigStatus, GateStatus
+from offramp_core.control.objects import ArmTally, BothArms, Condition, ConfigStatus, GateStatus, Observed, RouteUse
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import ConditionType, Reason
 from offramp_operator.explain import plans, words
@@ -105,6 +105,57 @@ def test_a_pinned_plan_that_costs_time_is_a_warning_with_its_next_step_and_degra
     assert [c.tone for c in page.conditions if c.type == "ExitsCostTime"] == ["warning"]
     html = Renderer().service(page, fresh="")["state"]
     assert re.search(r'ExitsCostTime</th><td><span class="state state-warning">True</span>', html)
+
+
+def generative(family: Any, **observed: Any) -> Any:
+    """The family as that of a model that generates, whose first tokens are in time and whose others are not."""
+    goals: dict[str, Any] = {"latency_seconds": None, "first_token_seconds": 2.0, "token_seconds": 0.05}
+    spec = replace(family.service.spec, output="TokenF1", **goals)
+    seen = Observed(p95="9.1s", first_token_p95="1.2s", per_token_p95="80ms", **observed)
+    missed = [replace(c, status="False") for c in family.service.status.conditions if c.type == "LatencyObjectiveMet"]
+    others = [c for c in family.service.status.conditions if c.type != "LatencyObjectiveMet"]
+    status = replace(family.service.status, observed=seen, conditions=(*others, *missed))
+    return replace(family, service=replace(family.service, spec=spec, status=status))
+
+
+def test_times_of_generated_answers_are_told_beside_what_is_asked_of_each(in_state: InState) -> None:
+    family, now = in_state("collecting")
+    family = generative(family)
+    told = plain(get_lines([family], now))
+    assert "p95 9.1s, first token p95 1.2s, objective p95 2s, per token p95 80ms, objective p95 50ms" in told
+    assert "2s to first token, 50ms per token" in plain(top_lines([family]))
+    page = pages.service(View(ServiceKey("default", "sim"), family, at=now), now, since=now)
+    goals = {time.name: time.goal for time in page.row.token_times}
+    assert [goal.broken for goal in (page.row.latency, *goals.values())] == [False, False, True]
+    assert goals["Time per token"].allowed == "≤ 50ms" and goals["Time per token"].used == pytest.approx(1.6)
+    sections = Renderer().service(page, fresh="")
+    assert "Time per token" in sections["head"] and "First token" in sections["head"]
+
+
+def test_of_a_model_that_generates_people_read_of_variants_and_drafts_and_of_tokens_with_and_without(
+    in_state: InState,
+) -> None:
+    family, now = in_state("collecting")
+    assert "Leave early" in Renderer().service(_page(family, now), fresh="")["head"]
+    uses = (RouteUse("fp32+int8:3", "90%", "48", "95%"), RouteUse("fp32", "10%", "31"))
+    family = generative(family, tokens_per_second="46", model_tokens_per_second="31", routes=uses, exit_rate="40%")
+    told = plain(get_lines([family], now))
+    assert "46 tokens/s, 31 by the model alone" in told and "40% kept the first variant's answer" in told
+    assert "leave early" not in told
+    why = plain(why_lines(family, None, now))
+    assert "sim is answered by the model itself" in why and "exits off" not in why.splitlines()[0]
+    assert "  fp32+int8:3: 90% of tokens, 48 tokens/s, 95% of the draft's tokens accepted" in why
+    assert "  fp32: 10% of tokens, 31 tokens/s" in why.splitlines()
+    sections = Renderer().service(_page(family, now), fresh="")
+    assert "31 by the model alone" in sections["head"] and "Leave early" not in sections["head"]
+    assert "Variants and drafts" in sections["network"] and "fp32+int8:3" in sections["network"]
+    assert "cheaper variants against the model alone" in sections["latency"]
+    silent = Renderer().service(_page(generative(family), now), fresh="")
+    assert "No worker has told of answers yet" in silent["network"]
+
+
+def _page(family: Any, now: float) -> pages.ServicePage:
+    return pages.service(View(ServiceKey("default", "sim"), family, at=now), now, since=now)
 
 
 def test_wide_shows_finished_rollouts_and_every_plan(in_state: InState) -> None:

@@ -171,6 +171,44 @@ def test_each_mistake_is_refused_by_the_name_of_its_field(path: str, value: Any,
     assert refused.value.field == field
 
 
+GENERATED = {"output": "TokenF1", "maxLoss": "0.05"}
+
+
+def test_an_objective_of_generated_answers_may_name_the_times_of_its_tokens_beside_or_instead_of_the_whole() -> None:
+    both = {"latency": {"threshold": "30s", "timeToFirstToken": "2s", "timePerToken": "50ms"}, "accuracy": GENERATED}
+    spec = parse_spec(changed("objective", both))
+    assert (spec.latency_seconds, spec.first_token_seconds, spec.token_seconds) == (30.0, 2.0, 0.05)
+    alone = parse_spec(changed("objective", {"latency": {"timePerToken": "50ms"}, "accuracy": GENERATED}))
+    assert alone.latency_seconds is None and [g.counted_as for g in alone.time_goals] == ["per_token"]
+
+
+@pytest.mark.parametrize(
+    ("latency", "accuracy", "field"),
+    [
+        ({}, GENERATED, "threshold"),
+        ({}, {"maxDisagreement": "0.01"}, "threshold"),
+        ({"timePerToken": "50ms"}, {"maxDisagreement": "0.01"}, "timePerToken"),
+        ({"threshold": "1s", "timeToFirstToken": "1s"}, {"maxDisagreement": "0.01"}, "timeToFirstToken"),
+        ({"timeToFirstToken": "0s"}, GENERATED, "timeToFirstToken"),
+        ({"timeToFirstToken": 2}, GENERATED, "timeToFirstToken"),
+        ({"timePerToken": "soon"}, GENERATED, "timePerToken"),
+    ],
+)
+def test_times_that_mean_nothing_are_refused_by_their_field(
+    latency: dict[str, Any], accuracy: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidSpecError) as refused:
+        parse_spec(changed("objective", {"latency": latency, "accuracy": accuracy}))
+    assert refused.value.field == f"spec.objective.latency.{field}"
+
+
+def test_deadline_answers_need_a_deadline() -> None:
+    manifest = changed("objective", {"latency": {"timePerToken": "50ms"}, "accuracy": GENERATED})
+    with pytest.raises(InvalidSpecError) as refused:
+        parse_spec({**manifest, "deadlineAnswers": "Always"})
+    assert refused.value.field == "spec.deadlineAnswers"
+
+
 @pytest.mark.parametrize(("text", "size"), [("1", 1), ("64Ki", 2**16), ("256Mi", 2**28), ("1024Gi", 2**40)])
 def test_the_size_of_the_cache_is_a_quantity(text: str, size: int) -> None:
     assert parse_spec(changed("predictionCache", {"sizeLimit": text})).cache_bytes == size
@@ -481,5 +519,29 @@ def test_a_percentile_is_judged_once_a_request_may_lie_beyond_it(
     spec = parse_spec(changed("objective.latency.percentile", percentile))
     facts = Facts(Service("default", "digits", "uid", 1, spec), (), 0, None, (), PinStatus(), None, 0.0)
     seen = SecondsSketch({bucket_index(0.01): n - late, bucket_index(1.0): late})
-    told = {c.type: c for c in conditions(facts, settled_generation=1, observed=(seen, 0, 0))}
+    told = {c.type: c for c in conditions(facts, settled_generation=1, observed=({"latency": seen}, 0, 0))}
     assert told[ConditionType.LATENCY_OBJECTIVE_MET].status == status
+
+
+@pytest.mark.parametrize(
+    ("first_late", "each", "status", "words"),
+    [
+        (5, (0.04, 100), "True", ("time to first token p95", "time per token p95")),
+        (6, (0.04, 100), "False", ("time to first token p95 against an objective of 2s; the other times are kept",)),
+        (0, (0.09, 100), "False", ("time per token p95 against an objective of 50ms; the other times are kept",)),
+        (6, (0.04, 9), "False", ("time to first token p95",)),
+        (0, (0.04, 9), "Unknown", ("100 requests are needed for a statement on time per token",)),
+    ],
+)
+def test_every_time_of_the_objective_must_be_kept_and_the_one_that_is_not_is_named(
+    first_late: int, each: tuple[float, int], status: str, words: tuple[str, ...]
+) -> None:
+    latency = {"timeToFirstToken": "2s", "timePerToken": "50ms"}
+    spec = parse_spec(changed("objective", {"latency": latency, "accuracy": GENERATED}))
+    facts = Facts(Service("default", "chat", "uid", 1, spec), (), 0, None, (), PinStatus(), None, 0.0)
+    first = SecondsSketch({bucket_index(0.5): 100 - first_late, bucket_index(9.0): first_late})
+    times = {"first_token": first, "per_token": SecondsSketch({bucket_index(each[0]): each[1]})}
+    told = {c.type: c for c in conditions(facts, settled_generation=1, observed=(times, 0, 0))}
+    found = told[ConditionType.LATENCY_OBJECTIVE_MET]
+    assert found.status == status
+    assert all(word in found.message for word in words), found.message

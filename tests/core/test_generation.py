@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.generation.admission import Closed, Limits, Load, Pace, admit
+from offramp_core.generation.admission import Closed, Limits, Load, Pace, admit, side_by_side, until_turn
 from offramp_core.generation.columns import Step, answer_uncertainty, steps_of, variant_columns, variant_costs
 from offramp_core.generation.losses import (
     Losses,
@@ -172,6 +172,52 @@ def test_who_comes_at_a_bad_time_hears_why_and_when_to_come_again(load: Load, wh
 
 def test_who_finds_nobody_before_it_is_let_in() -> None:
     assert admit(Load(), Limits(waiting=1, running=1, reply_bytes=1), answers=9, reply=999) is None
+
+
+@given(st.lists(st.floats(0.01, 9), max_size=9), st.lists(st.floats(0.01, 9), max_size=9), st.integers(1, 5))
+def test_the_wait_for_a_turn_is_that_of_answers_that_share_the_engine(
+    running: list[float], waiting: list[float], at_once: int
+) -> None:
+    left, line, now = list(running), list(waiting), 0.0
+    while len(left) >= at_once or line:  # second by second of what is left, the plain way
+        while line and len(left) < at_once:
+            left.append(line.pop(0))
+        if len(left) < at_once:
+            break
+        first = min(left)
+        now += first * len(left)
+        left.remove(first)
+        left = [work - first for work in left]
+    assert until_turn(running, waiting, at_once=at_once) == pytest.approx(now)
+
+
+def test_who_would_see_the_first_token_too_late_is_turned_away_until_the_line_is_short_enough() -> None:
+    limits = Limits(first_token_seconds=2.0)
+    full = Load(waiting=1, running=8, wait_seconds=5.0, reading_seconds=0.6)
+    refused = admit(full, limits, answers=1, reply=1)
+    assert refused is not None and refused.why is Closed.FIRST_TOKEN
+    assert refused.retry_after_seconds == 4  # what is left of 5 s must fit into 0.8 x 2 s, less 0.6 s of reading
+    assert admit(Load(waiting=1, running=8, wait_seconds=0.9, reading_seconds=0.6), limits, answers=1, reply=1) is None
+    assert admit(full, Limits(), answers=1, reply=1) is None, "without an objective nobody is in a hurry"
+
+
+def test_a_prompt_too_long_for_the_objective_is_not_refused_for_its_length() -> None:
+    limits = Limits(first_token_seconds=2.0)
+    assert admit(Load(running=1, wait_seconds=1.5, reading_seconds=60.0), limits, answers=1, reply=1) is None
+    refused = admit(Load(running=8, wait_seconds=1.7, reading_seconds=60.0), limits, answers=1, reply=1)
+    assert refused is not None and refused.why is Closed.FIRST_TOKEN
+
+
+@given(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3), st.integers(1, 64))
+def test_no_more_answers_are_written_at_once_than_keep_the_time_per_token(
+    objective: float, writing: float, running: int
+) -> None:
+    limits, pace = Limits(running=running, token_seconds=objective), Pace(writing=writing)
+    n = side_by_side(limits, pace)
+    assert 1 <= n <= running
+    assert n == 1 or n * writing <= objective * (1 + 1e-9)
+    assert n == running or (n + 1) * writing > objective * (1 - 1e-9), "and no fewer"
+    assert side_by_side(limits, Pace()) == running, "before anything was measured nobody waits for it"
 
 
 def test_the_expected_time_follows_what_answers_use_of_what_they_may() -> None:

@@ -20,6 +20,7 @@ Up = Any
 WHO = ("Lily", "Tom", "Ben", "Sue", "Mia", "Max", "Anna", "Sam")
 DID = ("had a big", "saw a little", "wanted a red", "found a shiny", "lost a", "made a")
 WHAT = ("dog", "ball", "car", "cake", "tree", "bird", "hat", "book", "toy", "boat")
+LATENCY = {"timeToFirstToken": "20s", "timePerToken": "5s"}  # which a machine of any pace keeps
 PROMPTS = [f"{who} {did} {what}." for who, did, what in itertools.product(WHO, DID, WHAT)]
 
 
@@ -79,7 +80,7 @@ def test_generated_answers_are_certified_canaried_promoted_and_exact_again_when_
     importlib.import_module("story_bundles").write_story_bundle(tmp_path / "stories")
     spec = {
         "model": {"uri": f"file://{tmp_path / 'stories'}"},
-        "objective": {"latency": {"threshold": "30s"}, "accuracy": {"output": "TokenF1", "maxLoss": "0.4"}},
+        "objective": {"latency": LATENCY, "accuracy": {"output": "TokenF1", "maxLoss": "0.4"}},
         "rollout": {"steps": [{"weight": 50}], "confidence": "0.9", "cooldown": "20s"},
         "replicas": 1,
     }
@@ -104,6 +105,13 @@ def test_generated_answers_are_certified_canaried_promoted_and_exact_again_when_
         seconds=120,
         state=seen,
     )
+
+    def times() -> Any:
+        told = {c["type"]: c for c in service.status()["conditions"]}["LatencyObjectiveMet"]
+        return told["status"] == "True" and "time per token p95" in told["message"] and service.status()["observed"]
+
+    tools.eventually(lambda: bool(times()), what="a verdict on the times of tokens", seconds=120, state=seen)
+    assert {"firstTokenP50", "firstTokenP95", "perTokenP50", "perTokenP95"} <= set(times())
 
     service.write({**spec, "ramps": {"mode": "Disabled"}})
     tools.eventually(lambda: not is_lossy(plan_in_force(service)), what="the reference alone", seconds=60, state=seen)

@@ -30,6 +30,7 @@ from offramp_operator.kube.manifests import (
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import WorkerIdentity
 from offramp_worker.fetch.command import _parser
+from offramp_worker.generate.settings import generation_settings
 from offramp_worker.metrics import Metrics as WorkerMetrics
 from offramp_worker.settings import settings_from_env
 
@@ -304,6 +305,20 @@ def test_options_of_the_spec_reach_the_worker_and_defaults_are_not_named() -> No
     settings = settings_from_env({"OFFRAMP_BUNDLE": "/b", "OFFRAMP_LATENCY_SECONDS": "0.04", **given})
     assert (settings.cache_bytes, settings.always_in_time) == (2**20, True)
     assert settings.feedback_rows == 1_000_000
+
+
+def test_a_worker_that_generates_is_told_the_times_that_the_objective_names_and_no_others() -> None:
+    def times(**latency: str) -> dict[str, str]:
+        objective = {"latency": latency, "accuracy": {"output": "RougeL", "maxLoss": "0.05"}}
+        pod = deployment(_service(objective=objective), IDENTITY, SETTINGS, replicas=2)["spec"]["template"]["spec"]
+        env = {e["name"]: e.get("value", "") for e in pod["containers"][0]["env"]}
+        return {name: value for name, value in env.items() if name.endswith("_SECONDS") or name == "OFFRAMP_OUTPUT"}
+
+    assert times(threshold="30s") == {"OFFRAMP_LATENCY_SECONDS": "30", "OFFRAMP_OUTPUT": "RougeL"}
+    given = times(timeToFirstToken="2s", timePerToken="50ms")
+    assert "OFFRAMP_LATENCY_SECONDS" not in given
+    parsed = generation_settings(given)  # the worker's own parser takes them
+    assert (parsed.first_token_seconds, parsed.token_seconds, parsed.output) == (2.0, 0.05, "RougeL")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from offramp_core.control.gates import GateInput, read_gates  # noqa: E402
 from offramp_core.control.objects import ArmTally, BothArms  # noqa: E402
 from offramp_core.control.snapshot import Decision, Gathered  # noqa: E402
 from offramp_operator.metrics import SERVICE_COUNTERS, SERVICE_GAUGES, Metrics  # noqa: E402
-from offramp_operator.shell.onlook import Seen  # noqa: E402
+from offramp_operator.shell.listeners import Seen  # noqa: E402
 from offramp_operator.shell.platform import ServiceKey  # noqa: E402
 
 KEY = ServiceKey("default", "sim")
@@ -94,6 +94,10 @@ def life() -> dict[str, Any]:
     watched.run(lambda f: "RolledBack" in f.verdicts(), limit=60)
     watched.step()
     keep("rolled back")
+    latency = {"threshold": "30s", "timeToFirstToken": "2s", "timePerToken": "50ms"}
+    watched.fleet.edit(objective={"latency": latency, "accuracy": {"output": "TokenF1", "maxLoss": "0.05"}})
+    watched.step()
+    keep("generating")
     told["watched"] = watched
     return told
 
@@ -138,8 +142,14 @@ def test_a_rollback_is_counted_once_and_its_phase_replaces_the_one_before(life: 
     assert told["earlyexit_service_accuracy_budget_ratio"] == {(): 0.05}
 
 
+def test_the_objective_of_generated_answers_has_a_series_for_each_of_its_times(life: dict[str, Any]) -> None:
+    names = [f"earlyexit_service_{of}_objective_seconds" for of in ("latency", "first_token", "per_token")]
+    assert [life["generating"][name] for name in names] == [{(): 30.0}, {(): 2.0}, {(): 0.05}]
+    assert [life["promoted"][name] for name in names] == [{(): 0.1}, {}, {}]
+
+
 def test_every_metric_of_a_service_is_told_at_some_time_and_none_outlives_it(life: dict[str, Any]) -> None:
-    moments = [life[name] for name in ("canary", "promoted", "rolled back")]
+    moments = [life[name] for name in ("canary", "promoted", "rolled back", "generating")]
     assert [name for name in moments[0] if not any(told[name] for told in moments)] == []
     watched = life["watched"]
     watched.metrics.gone(KEY)

@@ -200,7 +200,10 @@ def test_escalation_asks_the_reference_where_the_answer_is_unsure(service: Servi
     assert leaves.any() and not leaves.all()
     assert [text_of(r) for r in replies] == [answers(p, lossy=bool(left)) for p, left in zip(MANY, leaves, strict=True)]
     assert [r["offramp"]["route"] for r in replies] == [LOSSY if left else "fp32" for left in leaves]
-    assert service.counts("stable").exits == {LOSSY: int(leaves.sum()), "final": int((~leaves).sum())}
+    counts = service.counts("stable")
+    assert counts.exits == {LOSSY: int(leaves.sum()), "final": int((~leaves).sum())}
+    assert sum(counts.first_token.values()) == len(MANY)
+    assert sum(counts.per_token.values()) == (~leaves).sum(), "who was held back until it was sure came at once"
 
 
 def test_a_stream_that_may_be_asked_again_shows_one_answer_alone(service: Service) -> None:
@@ -343,7 +346,7 @@ def test_a_draft_that_pays_comes_to_serve_by_itself_and_one_that_changes_an_answ
         service = Service(server)
         service.run(service.plan(), audit_rate=1.0)
         again = PROMPTS[0]
-        for _ in range(120):
+        for _ in range(240):  # each setting is tried four times on a tenth of them, first
             service.ask(again, parameters={"class": "chat"})
         replies = service.ask(*[again] * 8, parameters={"class": "chat"})
         assert sum(r["offramp"]["route"].startswith("fp32+ngram") for r in replies) >= 6

@@ -12,7 +12,8 @@ from PIL import Image
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.prepare.data import load_inputs, plan_split, remove_repeats, shifted_copies
-from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
+from offramp_worker.prepare.texts import find_tokenizer
+from offramp_worker.preprocess.texts import load_tokenizer
 
 
 @given(total=st.integers(40, 50_000), share=st.floats(0.001, 0.8), doublings=st.integers(0, 5))
@@ -163,7 +164,7 @@ BAD_DATA = {
         r"rows\.jsonl: texts need the model's tokenizer",
     ),
     "no x": (lambda d: write_npz(d / "d.npz", images=np.ones((3, 2))), r"d\.npz: array x is missing"),
-    "integers": (lambda d: write_npz(d / "d.npz", x=np.ones((3, 2), np.uint8)), "x has dtype uint8"),
+    "integers": (lambda d: write_npz(d / "d.npz", x=np.ones((3, 2), np.uint16)), "x has dtype uint16"),
     "one axis": (lambda d: write_npz(d / "d.npz", x=np.ones(3)), r"x has shape \(3,\)"),
     "NaN": (lambda d: write_npz(d / "d.npz", x=np.array([[1.0, 2], [np.nan, 1]])), r"x\[1\] is not finite"),
     "no zip": (text_file, r"broken\.npz is not a readable"),

@@ -15,6 +15,8 @@ from offramp_operator.explain.progress import Attempt, attempts
 from offramp_operator.explain.savings import measured, savings_data
 from offramp_operator.explain.words import ago, milliseconds, share
 
+SHORT = {"latency": "", "first_token": "to first token", "per_token": "per token"}
+
 
 def history_lines(family: Family, now: float, *, wide: bool = False) -> list[Text]:
     """Rollouts, newest first."""
@@ -87,7 +89,7 @@ def top_lines(families: Sequence[Family], *, wide: bool = False, namespaces: boo
 def _figures(family: Family, *, wide: bool) -> list[Cell]:
     spec, status = family.service.spec, family.service.status
     seen, tuning = status.observed, status.tuning
-    slo = milliseconds(spec.latency_seconds)
+    slo = ", ".join(f"{milliseconds(goal.seconds)} {SHORT[goal.counted_as]}".strip() for goal in spec.time_goals)
     labels = f"{tuning.labels}/{tuning.labels_needed}" if tuning.labels_needed else str(tuning.labels)
     row: list[Cell] = [
         family.name,

@@ -14,7 +14,6 @@ from offramp_core.control.status import capacity_of, summarised
 from offramp_core.control.update import Update
 from offramp_core.control.versions import Version
 from offramp_core.reasons import ConditionType, Reason
-from offramp_core.sketch import SecondsSketch
 
 STARTING_REQUEUE_SECONDS = 1.0
 AT_REST_REQUEUE_SECONDS = 10.0
@@ -46,7 +45,7 @@ def without_workers(
         update=update.status,
         version=version.status,
         capacity=facts.capacity.status,
-        conditions=conditions(facts, settled_generation=settled, observed=(SecondsSketch(), 0, 0)),
+        conditions=conditions(facts, settled_generation=settled, observed=({}, 0, 0)),
     )
     return Decision(
         status=summarised(status),

@@ -18,7 +18,7 @@ from offramp_core.generation.losses import Output as Generated
 from offramp_core.generation.losses import answer_pattern
 from offramp_core.plan import MAX_ACTIVE_RAMPS, Execution, RampThreshold
 from offramp_core.precision import EXACT, Precision, check_precision
-from offramp_core.protocol import class_of, class_slice, slice_number
+from offramp_core.protocol import TimeName, class_of, class_slice, slice_number
 from offramp_core.task import TASKS, Output
 
 Mode = Literal["Auto", "Recommend", "Pinned", "Disabled"]
@@ -42,6 +42,7 @@ _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 FETCHED = ("https://", "s3://")
 MODEL_FIELDS = {"uri", "digest", "archiveDigest", "endpoint", "region", "secretRef"}
+_LATENCY_FIELDS = {"percentile", "threshold", "timeToFirstToken", "timePerToken"}
 _ACCURACY_FIELDS = {"maxDisagreement", "maxLoss", "confidence", "output", "answerPattern", "sampledAnswers"}
 _ACCURACY_FIELDS |= {"slices", "classes", "everyClass"}
 _RAMPS_FIELDS = {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
@@ -192,16 +193,29 @@ class SliceObjective:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeGoal:
+    """One time of the latency objective. ``counted_as`` is the histogram of
+    :class:`offramp_core.protocol.ArmCounts` that it is held against, ``of`` its name for people; empty for the whole
+    reply."""
+
+    seconds: float
+    counted_as: TimeName = "latency"
+    of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSpec:
     """A parsed ``EarlyExitService.spec``. ``worker`` is the allow-listed template, for the shell that renders it.
 
     ``store_claim`` is the PersistentVolumeClaim of the ramp-set store in a cluster; ``offramp up`` has a store of its
     own. ``cache_bytes`` of 0 is no prediction cache, ``feedback_answers`` of 0 no answers kept for true labels.
     ``holdback`` is the share of batches that run with exits off under any plan, to be compared with.
+    ``latency_seconds`` limits the whole reply, ``first_token_seconds`` and ``token_seconds`` the time to the first
+    token of a generated answer and that of each later one; None where nothing is promised. One of the three is given.
     """
 
     model_uri: str
-    latency_seconds: float
+    latency_seconds: float | None
     max_disagreement: float
     model_digest: str | None = None
     archive_digest: str | None = None
@@ -209,6 +223,8 @@ class ServiceSpec:
     model_region: str | None = None
     model_secret: str | None = None
     latency_percentile: float = 95
+    first_token_seconds: float | None = None
+    token_seconds: float | None = None
     confidence: float = 0.95
     output: Judged = "Top1"
     answer_pattern: str = ""
@@ -247,8 +263,18 @@ class ServiceSpec:
 
     @property
     def latency_share(self) -> float:
-        """Share of the requests that must be answered within ``latency_seconds``."""
+        """Share of the requests that must keep each of the objective's times."""
         return round(self.latency_percentile / 100, 8)  # else 99.9 % of 1,000 requests are all of them
+
+    @property
+    def time_goals(self) -> tuple[TimeGoal, ...]:
+        """What the latency objective names; at least one."""
+        named: tuple[tuple[float | None, TimeName, str], ...] = (
+            (self.latency_seconds, "latency", ""),
+            (self.first_token_seconds, "first_token", "time to first token"),
+            (self.token_seconds, "per_token", "time per token"),
+        )
+        return tuple(TimeGoal(seconds, counted_as, of) for seconds, counted_as, of in named if seconds is not None)
 
     @property
     def class_name(self) -> str:
@@ -372,7 +398,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         **objective,
         **ramps,
         execution=execution,
-        deadline_answers=_deadline_answers(spec, execution),
+        deadline_answers=_deadline_answers(spec, execution, latency_seconds=objective["latency_seconds"]),
         cache_bytes=_cache_bytes(spec, execution),
         feedback_answers=_feedback_answers(spec),
         protocols=_protocols(spec),
@@ -400,19 +426,40 @@ def _percentile(latency: _Reader) -> float:
     return float(value)
 
 
+def _times(latency: _Reader, output: Judged) -> dict[str, Any]:
+    """What the objective says of the whole reply, of the first token, and of each later one."""
+    of_tokens = [name for name in ("timeToFirstToken", "timePerToken") if latency.get(name) is not None]
+    if of_tokens and output not in GENERATED:
+        raise InvalidSpecError(
+            latency.path(of_tokens[0]), f"is about generated answers, and output is {output}; set threshold instead"
+        )
+    if not of_tokens and latency.get("threshold") is None:
+        other = ", or timeToFirstToken or timePerToken" if output in GENERATED else ""
+        raise InvalidSpecError(latency.path("threshold"), f"is required{other}, such as 40ms")
+
+    def seconds(name: str) -> float | None:
+        path, value = latency.path(name), latency.get(name)
+        return None if value is None else _positive(parse_duration(value, path), path)
+
+    return {
+        "latency_percentile": _percentile(latency),
+        "latency_seconds": seconds("threshold"),
+        "first_token_seconds": seconds("timeToFirstToken"),
+        "token_seconds": seconds("timePerToken"),
+    }
+
+
 def _objective(objective: _Reader) -> dict[str, Any]:
     """How fast and how right: latency, budgets, and what an answer is."""
-    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
+    latency = objective.section("latency", _LATENCY_FIELDS, required=True)
     accuracy = objective.section("accuracy", _ACCURACY_FIELDS, required=True)
     output = cast(Judged, accuracy.choice("output", (*TASKS, *GENERATED), "Top1"))
     slices = (*_slices(accuracy), *_classes(accuracy))
     if output != "Top1" and any(s.predicted is not None for s in slices):
         field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
         raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
-    threshold = latency.path("threshold")
     return {
-        "latency_percentile": _percentile(latency),
-        "latency_seconds": _positive(parse_duration(latency.get("threshold"), threshold), threshold),
+        **_times(latency, output),
         "max_disagreement": _budget(accuracy, output),
         "confidence": accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
         "output": output,
@@ -560,13 +607,15 @@ def _pin(ramps: _Reader, mode: Mode, allowed: AllowedPrecision) -> Pin | None:
     return Pin(tuple(thresholds), digest, precision)
 
 
-def _deadline_answers(spec: _Reader, execution: Execution) -> DeadlineAnswers:
+def _deadline_answers(spec: _Reader, execution: Execution, *, latency_seconds: float | None) -> DeadlineAnswers:
     answers = cast(DeadlineAnswers, spec.choice("deadlineAnswers", get_args(DeadlineAnswers), "OnRequest"))
     if answers == "Always" and execution == "ResultsOnly":
         raise InvalidSpecError(
             spec.path("deadlineAnswers"),
             "Always is of no use with execution ResultsOnly, which audits every request; change one of them",
         )
+    if answers == "Always" and latency_seconds is None:
+        raise InvalidSpecError(spec.path("deadlineAnswers"), "Always needs objective.latency.threshold; name one")
     return answers
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import inf, log
 
 from offramp_core.control.audit import worth_one
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
@@ -13,6 +13,7 @@ from offramp_core.control.draft import Draft
 from offramp_core.control.holdback import loss
 from offramp_core.control.objects import Condition, Rollout, RolloutSummary, ServiceStatus
 from offramp_core.control.rollout import CANARY_SERVES
+from offramp_core.control.routes import pooled
 from offramp_core.control.seen import Seen
 from offramp_core.control.snapshot import Event, Snapshot, Worker
 from offramp_core.control.spec import Step
@@ -29,7 +30,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
     before, service, stable = seen.service.status, seen.service, draft.stable
     facts = _facts(seen, draft, pin)
     ids, costs = seen.served.chain(stable.plan.precision)
-    observed, latency, n, k = observe(facts, ids, costs, audits=draft.measured_of_stable.audits)
+    observed, times, n, k = observe(facts, ids, costs, audits=draft.measured_of_stable.audits)
     facts = replace(facts, capacity=_capacity(seen, draft, n=n, k=k))
     settled = before.settled_generation
     if facts.settled and not document_changed:
@@ -51,7 +52,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
         ramp_sets=draft.ramp_sets,
         pin=pin.status,
         models=proven_models(before.models, seen.spec, _workers_of_the_spec(seen)),
-        conditions=conditions(facts, settled_generation=settled, observed=(latency, n, k)),
+        conditions=conditions(facts, settled_generation=settled, observed=(times, n, k)),
     )
     return summarised(status)
 
@@ -129,6 +130,7 @@ def _facts(seen: Seen, draft: Draft, pin: PinJudged) -> Facts:
         worker_class=seen.snapshot.gathered.worker_class,
         class_trouble=seen.snapshot.gathered.class_trouble,
         turn=seen.snapshot.gathered.turn,
+        routes=pooled(route for o in seen.trusted for route in o.routes),
     )
 
 
@@ -172,7 +174,9 @@ def _capacity(seen: Seen, draft: Draft, *, n: int, k: int) -> Capacity:
     served, spec, rollout = seen.served, seen.spec, draft.rollout
     off = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
     counts = (c for o in seen.trusted for c in (*o.counts, *o.held_back))
-    rate = worker_rate(served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=spec.latency_seconds)
+    rate = worker_rate(
+        served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=spec.latency_seconds or inf
+    )
     effect = worth_one(draft.tuning, rate=draft.tuning.audit_rate)
     evidence = log_e_value(k, n, p0=spec.max_disagreement, design_effect=effect)
     evidence /= log(1 / (1 - spec.confidence))

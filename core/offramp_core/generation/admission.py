@@ -6,7 +6,9 @@ answer may have in tokens, replies by what they may have in bytes.
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,6 +17,7 @@ from offramp_core.errors import InvalidArgumentError
 TOKEN_BYTES = 64  # of a reply, kept until its client has taken it
 LOGPROB_BYTES = 256  # of one token with its log probability
 MAX_RETRY_SECONDS = 60
+FORECAST_SHARE = 0.8  # of the objective that a forecast may fill: it is a mean, and objectives are about the slowest
 WEIGHT = 0.05  # of the newest measurement in a moving average
 
 
@@ -23,6 +26,7 @@ class Closed(StrEnum):
 
     QUEUE = "queue"
     WAIT = "wait"
+    FIRST_TOKEN = "first_token"  # noqa: S105 - a label
     REPLIES = "replies"
     NOT_READY = "not_ready"
 
@@ -32,16 +36,21 @@ class Limits:
     """Of one worker.
 
     ``waiting`` answers may wait for a turn, ``running`` are computed side by side, ``reply_bytes`` hold the replies of
-    all that are open. ``patience_seconds`` is how long one may be expected to wait until its prompt is read.
+    all that are open. ``patience_seconds`` is how long one may be expected to wait for its turn.
+    ``first_token_seconds`` and ``token_seconds`` are the objective's times, None where it has none: who would see the
+    first token later is turned away, and no more answers are written at once than keep the time per token.
     """
 
     waiting: int = 64
     running: int = 8
     reply_bytes: int = 64 * 2**20
     patience_seconds: float = 30.0
+    first_token_seconds: float | None = None
+    token_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if min(self.waiting, self.running, self.reply_bytes) < 1 or not self.patience_seconds > 0:
+        seconds = (self.patience_seconds, self.first_token_seconds, self.token_seconds)
+        if min(self.waiting, self.running, self.reply_bytes) < 1 or not all(s is None or s > 0 for s in seconds):
             raise InvalidArgumentError(f"{self!r}: each limit must be positive")
 
 
@@ -67,18 +76,64 @@ class Pace:
         return replace(self, used=(1 - WEIGHT) * self.used + WEIGHT * tokens / max_tokens)
 
     def seconds(self, *, prompt: int, max_tokens: int) -> float:
-        """What a request is expected to take."""
+        """What a request is expected to take of the engine that has so much of its prompt and its answer left."""
         return prompt * self.reading + self.used * max_tokens * self.writing
+
+
+def side_by_side(limits: Limits, pace: Pace) -> int:
+    """How many answers may have turns at once: as many as keep the objective's time per token, one at least.
+
+    Examples
+    --------
+    >>> side_by_side(Limits(token_seconds=0.1), Pace(writing=0.03)), side_by_side(Limits(), Pace(writing=0.03))
+    (3, 8)
+    """
+    if limits.token_seconds is None or pace.writing <= 0:
+        return limits.running
+    return max(1, int(min(limits.running, limits.token_seconds / pace.writing)))
+
+
+def until_turn(running: Sequence[float], waiting: Sequence[float], *, at_once: int) -> float:
+    """Seconds until one who comes now has a turn, where ``at_once`` answers share the engine evenly and the next one in
+    line begins as one ends.
+
+    Parameters
+    ----------
+    running, waiting : sequence of float
+        Seconds of the engine that each still needs; those that wait in their order.
+
+    Examples
+    --------
+    >>> until_turn([3.0], [], at_once=2), until_turn([3.0, 1.0], [], at_once=2)
+    (0.0, 2.0)
+    >>> until_turn([3.0, 1.0], [9.0], at_once=2)
+    6.0
+    """
+    # Everybody has had the same part of the engine, `each`, so who runs ends in the order of what is left at the start.
+    ends, each, now = list(running), 0.0, 0.0
+    heapq.heapify(ends)
+    line = iter(waiting)
+    while True:
+        while len(ends) < at_once:
+            work = next(line, None)
+            if work is None:
+                return now
+            heapq.heappush(ends, each + work)
+        end = heapq.heappop(ends)
+        now += (end - each) * (len(ends) + 1)
+        each = end
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker has taken on; ``wait_seconds`` until one who comes now has a turn."""
+    """What a worker has taken on; ``wait_seconds`` until one who comes now has a turn, ``reading_seconds`` from then
+    until its prompt is read."""
 
     waiting: int = 0
     running: int = 0
     reply_bytes: int = 0
     wait_seconds: float = 0.0
+    reading_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +170,28 @@ def admit(load: Load, limits: Limits, *, answers: int, reply: int) -> Refused | 
             f"a request would wait {load.wait_seconds:.0f} s for its turn, longer than {limits.patience_seconds:g} s"
         )
         return Refused(Closed.WAIT, message, after)
+    if (late := _late(load, limits)) is not None:
+        return late
     if load.reply_bytes + reply > limits.reply_bytes:
         message = "replies that their clients have not taken yet fill the memory that there is for them"
         return Refused(Closed.REPLIES, f"{message}; ask for fewer tokens or log probabilities, or come again", after)
     return None
+
+
+def _late(load: Load, limits: Limits) -> Refused | None:
+    """Where the first token cannot be expected in time. Who is late by the length of its own prompt is not refused for
+    that: it may join a line that is itself short, as nothing would be better for it later."""
+    objective = limits.first_token_seconds
+    if objective is None:
+        return None
+    allowed, own = FORECAST_SHARE * objective, load.reading_seconds
+    room = allowed if own > objective else max(0.0, allowed - own)
+    if load.wait_seconds <= room:
+        return None
+    seconds = load.wait_seconds + own
+    message = f"the first token would take about {seconds:.2g} s, too close to the objective of {objective:g} s"
+    after = max(1, min(MAX_RETRY_SECONDS, math.ceil(load.wait_seconds - room)))
+    return Refused(Closed.FIRST_TOKEN, message, after)
 
 
 def _moved(average: float, newest: float) -> float:

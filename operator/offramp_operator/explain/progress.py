@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from offramp_core.control.objects import Rollout
 from offramp_operator.explain.family import Family
+from offramp_operator.explain.generation import generates, token_rates
 from offramp_operator.explain.savings import measured, saves
 from offramp_operator.explain.words import duration, milliseconds, share
 
@@ -13,30 +14,49 @@ from offramp_operator.explain.words import duration, milliseconds, share
 def figures(family: Family) -> str:
     """What the service is asked for and does, in one line."""
     spec, seen = family.service.spec, family.service.status.observed
-    latency = (
-        f"p95 {seen.p95}, objective p{spec.latency_percentile:g} "
-        if seen.p95
-        else f"objective p{spec.latency_percentile:g} "
-    )
     facts = [
         spec.mode + (", suspended" if spec.suspend else ""),
-        f"{latency}{milliseconds(spec.latency_seconds)}",
+        *_times(family),
         f"budget {share(spec.max_disagreement)}",
         f"{seen.agreement} agree" if seen.agreement else "",
-        f"{seen.exit_rate} leave early" if seen.exit_rate else "",
+        token_rates(family),
+        _left_early(family),
         f"saves {saves(family)}" if saves(family) else "",
         f"measured {measured(family)}" if measured(family) else "",
     ]
     return ", ".join(filter(None, facts))
 
 
+def _left_early(family: Family) -> str:
+    """How many requests were answered before the model's end; a model that generates has variants in the place of
+    exits."""
+    rate = family.service.status.observed.exit_rate
+    if not rate:
+        return ""
+    return f"{rate} kept the first variant's answer" if generates(family) else f"{rate} leave early"
+
+
+def _times(family: Family) -> list[str]:
+    """Each time that was measured, and what is asked of it."""
+    spec, seen = family.service.spec, family.service.status.observed
+    asked = {goal.counted_as: goal.seconds for goal in spec.time_goals}
+    p95s = {"latency": ("", seen.p95)}
+    p95s |= {"first_token": ("first token ", seen.first_token_p95), "per_token": ("per token ", seen.per_token_p95)}
+    parts = []
+    for name, (of, p95) in p95s.items():
+        goal = f"objective p{spec.latency_percentile:g} {milliseconds(asked[name])}" if name in asked else ""
+        if p95 or goal:
+            parts.append(of + ", ".join(filter(None, (f"p95 {p95}" if p95 else "", goal))))
+    return parts
+
+
 def workers_ready(family: Family) -> str:
     """How many workers are ready, and how many run what was published last."""
-    told = family.service.status.workers
-    desired = told.desired if told.scaled_by else family.service.spec.replicas
-    summary = f"{told.ready} of {desired} ready, {told.acked} run the newest plan"
-    if told.scaled_by:
-        summary += f"; scaled by {told.scaled_by}"
+    workers = family.service.status.workers
+    desired = workers.desired if workers.scaled_by else family.service.spec.replicas
+    summary = f"{workers.ready} of {desired} ready, {workers.acked} run the newest plan"
+    if workers.scaled_by:
+        summary += f"; scaled by {workers.scaled_by}"
     return summary if family.workers is not None else f"{summary}; you may not list pods"
 
 

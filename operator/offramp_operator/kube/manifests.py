@@ -805,7 +805,7 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
         "OFFRAMP_PUBLIC_KEY": identity.public_key,
         "OFFRAMP_TOKEN_SHA256": identity.token_sha256,
         "OFFRAMP_STATE_DIR": STATE_PATH,
-        "OFFRAMP_LATENCY_SECONDS": f"{spec.latency_seconds:g}",
+        **({"OFFRAMP_LATENCY_SECONDS": f"{spec.latency_seconds:g}"} if spec.latency_seconds else {}),
         **({"OFFRAMP_MODEL_DIGEST": spec.model_digest} if spec.model_digest else {}),
         **({"OFFRAMP_GRPC_PORT": str(GRPC_PORT)} if "GRPC" in spec.protocols else {}),
         **({"OFFRAMP_RAMP_SETS": RAMP_SETS_PATH} if spec.store_claim else {}),

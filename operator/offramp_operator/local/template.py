@@ -53,7 +53,7 @@ class WorkerTemplate:
     service_uid: str
     bundle: str
     threads: int
-    latency_seconds: float
+    latency_seconds: float | None
     model_digest: str | None = None
     env: tuple[tuple[str, str], ...] = ()
     options: tuple[tuple[str, str], ...] = ()

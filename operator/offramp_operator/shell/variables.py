@@ -14,5 +14,7 @@ def option_variables(spec: ServiceSpec) -> dict[str, str]:
         **({"OFFRAMP_OUTPUT": spec.output} if spec.output in GENERATED else {}),
         **({"OFFRAMP_ANSWER_PATTERN": spec.answer_pattern} if spec.answer_pattern else {}),
         **({"OFFRAMP_LOSSY_SAMPLING": "1"} if spec.sampled_answers == "Lossy" else {}),
+        **({"OFFRAMP_FIRST_TOKEN_SECONDS": f"{spec.first_token_seconds:g}"} if spec.first_token_seconds else {}),
+        **({"OFFRAMP_TOKEN_SECONDS": f"{spec.token_seconds:g}"} if spec.token_seconds else {}),
         **({"OFFRAMP_FEEDBACK_ROWS": str(spec.feedback_answers)} if spec.feedback_answers else {}),
     }

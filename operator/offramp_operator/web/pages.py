@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from offramp_core.control.codec import camel, format_time
-from offramp_core.control.objects import Rollout
+from offramp_core.control.objects import Rollout, RouteUse
 from offramp_core.control.served import Served, served_by
 from offramp_core.control.spec import parse_duration
 from offramp_core.errors import OfframpError
@@ -18,6 +18,7 @@ from offramp_core.protocol import ArmCounts
 from offramp_core.reasons import ConditionType, Tone, condition_tone
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
+from offramp_operator.explain.generation import generates
 from offramp_operator.explain.health import Verdict, health
 from offramp_operator.explain.latency import LatencyFacts, latency
 from offramp_operator.explain.network import NetworkFacts, network
@@ -49,12 +50,20 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedGoal:
+    """A promise by the name that people know it by."""
+
+    name: str
+    goal: Goal
+
+
+@dataclass(frozen=True, slots=True)
 class StepFacts:
     """One step of a rollout: ``done``, ``now`` or ``ahead``."""
 
     weight: int
     state: str
-    told: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +73,14 @@ class LiveRollout:
     name: str
     phase: str
     weight: int
-    told: str
+    summary: str
     steps: tuple[StepFacts, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One service at a glance. ``saves`` is less by what ``audits`` take, where that is known."""
+    """One service at a glance. ``saves`` is less by what ``audits`` take, where that is known; the last
+    four are of models that generate."""
 
     namespace: str
     name: str
@@ -84,6 +94,10 @@ class Row:
     audits: str
     workers: str
     rollout: LiveRollout | None
+    token_times: tuple[NamedGoal, ...] = ()
+    generates: bool = False
+    tokens_per_second: str = ""
+    model_tokens_per_second: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +188,7 @@ class ServicePage:
     workers: tuple[WorkerFacts, ...]
     events: tuple[EventFacts, ...]
     capacity: tuple[str, ...] = ()
+    routes: tuple[RouteUse, ...] = ()
 
 
 # --- overview --------------------------------------------------------------------------------------
@@ -223,6 +238,10 @@ def row(view: View, now: float) -> Row:
         audits=seen.audits,
         workers=workers_ready(family),
         rollout=_live(family),
+        token_times=_token_times(family),
+        generates=generates(family),
+        tokens_per_second=seen.tokens_per_second,
+        model_tokens_per_second=seen.model_tokens_per_second,
     )
 
 
@@ -231,23 +250,45 @@ def _aged(view: View, now: float) -> Family | None:
     family = view.family
     if family is None or family.note or now - view.at < STALE_SECONDS:
         return family
-    note = f"not looked at for {ago(view.at, now)}: the operator is late, see its log"
+    note = f"not reconciled for {ago(view.at, now)}: the operator is late, see its log"
     return Family(family.service, family.configs, family.rollouts, family.workers, family.created_at, note)
 
 
 def _latency_goal(family: Family) -> Goal:
-    """The p95 that the status tells against the objective; whether it is met is the condition's word, at the
-    objective's percentile."""
+    """The whole reply's p95 that the status tells, against the objective where there is one for it."""
     spec, seen = family.service.spec, family.service.status.observed
-    seconds = _number(seen.p95, lambda text: parse_duration(text, "p95"))
-    used = seconds / spec.latency_seconds if seconds is not None else None
+    if spec.latency_seconds is None:
+        return Goal(f"p95 {seen.p95}" if seen.p95 else "", "", None, "Unknown")
+    return _time_goal(family, spec.latency_seconds, seen.p95)
+
+
+def _token_times(family: Family) -> tuple[NamedGoal, ...]:
+    """Times of generated answers' tokens. Without an objective they are told where they are known."""
+    spec, seen = family.service.spec, family.service.status.observed
+    times = (
+        ("First token", spec.first_token_seconds, seen.first_token_p95),
+        ("Time per token", spec.token_seconds, seen.per_token_p95),
+    )
+    return tuple(
+        NamedGoal(name, _time_goal(family, goal, p95) if goal else Goal(f"p95 {p95}", "", None, "Unknown"))
+        for name, goal, p95 in times
+        if goal or p95
+    )
+
+
+def _time_goal(family: Family, seconds: float, p95: str) -> Goal:
+    """A p95 that the status tells against one of the objective's times. Whether all are kept is the condition's word,
+    at the objective's percentile; which of several is missed shows where that is the p95 as well."""
+    spec, state = family.service.spec, _status(family, ConditionType.LATENCY_OBJECTIVE_MET)
+    measured = _number(p95, lambda text: parse_duration(text, "p95"))
+    used = measured / seconds if measured is not None else None
     percentile = (
         "" if spec.latency_percentile == 95 else f"p{spec.latency_percentile:g} "
     )  # said once where both are the p95
-    allowed = f"{percentile}≤ {milliseconds(spec.latency_seconds)}"
-    return Goal(
-        f"p95 {seen.p95}" if seen.p95 else "", allowed, used, _status(family, ConditionType.LATENCY_OBJECTIVE_MET)
-    )
+    kept = used is not None and used <= 1 and not percentile
+    if state == "False" and len(spec.time_goals) > 1 and kept:
+        state = "True"
+    return Goal(f"p95 {p95}" if p95 else "", f"{percentile}≤ {milliseconds(seconds)}", used, state)
 
 
 def _disagreement_goal(family: Family) -> Goal:
@@ -277,8 +318,8 @@ def _live(family: Family) -> LiveRollout | None:
     active = family.active
     if active is None:
         return None
-    told = progress(active, family) or "waits for its turn"
-    return LiveRollout(active.name, active.status.phase, active.status.weight, told, _steps(active, family))
+    summary = progress(active, family) or "waits for its turn"
+    return LiveRollout(active.name, active.status.phase, active.status.weight, summary, _steps(active, family))
 
 
 def _steps(rollout: Rollout, family: Family) -> tuple[StepFacts, ...]:
@@ -299,10 +340,10 @@ def _steps(rollout: Rollout, family: Family) -> tuple[StepFacts, ...]:
 
 def service(view: View, now: float, *, since: float) -> ServicePage:
     """Everything of one service."""
-    family, told = _aged(view, now), row(view, now)
+    family, glance = _aged(view, now), row(view, now)
     if family is None:
         return ServicePage(
-            told, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ()
+            glance, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ()
         )
     served = served_by(view.workers, view.published)
     counts = _pooled(view)
@@ -312,7 +353,7 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
         for r, headline in zip(reversed(family.rollouts), attempts(family, now), strict=True)
     ]
     return ServicePage(
-        row=told,
+        row=glance,
         since=_moment(since),
         as_of=view.at,
         serving=tuple(serving(family)),
@@ -333,6 +374,7 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
             for e in reversed(view.events)
         ),
         capacity=tuple(capacity_facts(family)),
+        routes=family.service.status.observed.routes,
     )
 
 
@@ -371,7 +413,10 @@ def _latency(family: Family, served: Served | None, counts: Sequence[ArmCounts])
         )
     spec = family.service.spec
     on = {shown.plan.content_hash} if shown is not None else set()
-    return latency(counts, on=on, off=off, slo_seconds=spec.latency_seconds, percentile=spec.latency_percentile)
+    names = ("cheaper variants", "the model alone") if generates(family) else ("exits on", "exits off")
+    return latency(
+        counts, on=on, off=off, slo_seconds=spec.latency_seconds, percentile=spec.latency_percentile, names=names
+    )
 
 
 def _rollout(rollout: Rollout, headline: Attempt, view: View, family: Family, now: float) -> RolloutFacts:

@@ -70,6 +70,14 @@ class ArmCounter:
         for seconds in latencies:
             _add(self.latency, seconds)
 
+    def count_first_token(self, seconds: float) -> None:
+        """The first token of an answer was there so long after its admission."""
+        _add(self.first_token, seconds)
+
+    def count_per_token(self, seconds: float) -> None:
+        """An answer was written whose tokens came so far apart on average."""
+        _add(self.per_token, seconds)
+
     def count_audits(self, *, audited: int, disagreements: int) -> None:
         """Drawn rows were compared with the reference."""
         self.audited += audited

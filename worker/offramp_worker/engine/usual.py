@@ -31,6 +31,8 @@ class UsualInputs:
         """Those of (n, ...) rows that may be answered early, (n,); None where all may."""
         if x.dtype.kind != "f":
             return self._texts(x)
+        if x.dtype == np.float16:  # its squares overflow, and so may the limit
+            x = x.astype(np.float32)
         flat = x.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
             # Where the sum is small each of them is, and none is NaN: the quickest way through a batch there is.

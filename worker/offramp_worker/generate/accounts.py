@@ -14,7 +14,7 @@ from offramp_core.evidence.graded import counted_errors
 from offramp_core.evidence.slow import BatchShape, length_class
 from offramp_core.generation.losses import Output
 from offramp_core.precision import EXACT
-from offramp_core.protocol import RampInfo, slice_number, stream_number
+from offramp_core.protocol import RampInfo, RouteCounts, slice_number, stream_number
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.counters import Counters, Origin, RecordRing
 from offramp_worker.generate.audits import Audited, Owed
@@ -40,6 +40,7 @@ class Accounts:
         ``token_seconds`` is the reference's time per token."""
         self.metrics, self.output, self.counters = metrics, output, Counters()
         self._columns, self._token_seconds = tuple(columns), token_seconds
+        self._routes: dict[str, RouteCounts] = {}  # the bundle's; under the lock of the counters
         self.distrust: Callable[[str], None] = lambda _: None  # hears of a draft that changed an answer
         graded = output is not Output.EXACT_ANSWER
         self.ring = RecordRing(n_ramps=len(self._columns), ramp_set_digest=digest, losses=True, graded=graded)
@@ -57,7 +58,15 @@ class Accounts:
 
     def began_to_show(self, ticket: Ticket) -> None:
         """The client sees the first of an answer."""
-        self.metrics.first(routes_of(ticket.assigned)).observe(ticket.first - ticket.admitted)
+        seconds = ticket.first - ticket.admitted
+        self.metrics.first(routes_of(ticket.assigned)).observe(seconds)
+        if ticket.assigned.counted:
+            with self.counters.lock:
+                ticket.assigned.runtime.counter.count_first_token(seconds)
+
+    def verified(self, ticket: Ticket, accepted: int) -> None:
+        """The model has looked at what a draft proposed at once, and accepted so many tokens of it."""
+        self.metrics.accepted(routes_of(ticket.assigned)).observe(accepted)
 
     def worked(self, seconds: float) -> None:
         """The engine computed for requests."""
@@ -70,13 +79,31 @@ class Accounts:
         if ticket.proposed:
             metrics.drafts(route, "accepted").inc(ticket.accepted)
             metrics.drafts(route, "refused").inc(ticket.proposed - ticket.accepted)
-        written = len(ticket.answer.tokens)
         if ticket.last:
             metrics.tokens_read.inc(len(ticket.prompt))
-        if outcome is RequestOutcome.OK and written > 1 and len(ticket.assigned.steps) == 1:
-            metrics.each(route).observe((ticket.last - ticket.first) / (written - 1))
+        if outcome is RequestOutcome.OK:
+            self._count_route(ticket, route)
+        if outcome is RequestOutcome.OK and (seconds := per_token(ticket)) is not None:
+            metrics.each(route).observe(seconds)
         if ticket.assigned.counted:
             self._count(ticket, outcome)
+
+    def routes(self) -> tuple[RouteCounts, ...]:
+        """What was written by which route."""
+        with self.counters.lock:
+            return tuple(self._routes.values())
+
+    def _count_route(self, ticket: Ticket, route: str) -> None:
+        before = self._routes.get(route, RouteCounts(route))
+        after = RouteCounts(
+            route,
+            before.tokens + max(0, len(ticket.answer.tokens) - 1),
+            before.seconds + ticket.writing,
+            before.proposed + ticket.proposed,
+            before.accepted + ticket.accepted,
+        )
+        with self.counters.lock:
+            self._routes[route] = after
 
     def _count(self, ticket: Ticket, outcome: RequestOutcome) -> None:
         assigned, runtime = ticket.assigned, ticket.assigned.runtime
@@ -97,6 +124,8 @@ class Accounts:
             if failed:
                 return
             latency = ticket.last - ticket.admitted
+            if (seconds := per_token(ticket)) is not None:
+                runtime.counter.count_per_token(seconds)
             runtime.counter.count_replies(exit_name=exit_name, latencies=[latency], drawn=int(ticket.audited))
             if runtime.meter is not None:
                 if not runtime.exits_off:
@@ -196,3 +225,10 @@ class Accounts:
             },
             origins=[Origin(slice_number(owed.request_class), stream_number(owed.source), owed.draw, owed.audit_rate)],
         )
+
+
+def per_token(ticket: Ticket) -> float | None:
+    """Seconds between the tokens of an answer on average; None where fewer than two were shown as they came: one that a
+    cheaper variant gave is held back until it is sure, and then shown at once."""
+    written = len(ticket.answer.tokens)
+    return (ticket.last - ticket.first) / (written - 1) if written > 1 and ticket.last_step else None

@@ -94,7 +94,7 @@ class GenerationDesk:
     def load(self) -> Load:
         """What is taken on now."""
         with self._changed:
-            return self._line.load
+            return self._line.load()
 
     @property
     def memory(self) -> CacheMemory:
@@ -119,7 +119,7 @@ class GenerationDesk:
         with self._changed:
             if self._closing or self.vitals.trouble:
                 raise ClosedError(Refused(Closed.NOT_READY, self.vitals.trouble or SHUT, 1), status=503)
-            self._line.check(answers=len(asked.prompts), reply=reply)
+            self._line.check(asked, reply=reply)
             tickets = self._maker.make(asked, reply=reply, running=len(self._line))
             for ticket in tickets:
                 self._line.reply_bytes += ticket.reply_bytes
@@ -301,6 +301,8 @@ class GenerationDesk:
         ticket.prompt_left = progress.prompt_left
         ticket.proposed += progress.proposed
         ticket.accepted += progress.accepted
+        if progress.proposed:
+            self.accounts.verified(ticket, progress.accepted)
         if progress.error:
             self._computing.stop(ticket)  # a run that failed as a whole gives nothing back by itself
             self._line.running.remove(ticket)

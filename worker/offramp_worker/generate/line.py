@@ -3,8 +3,8 @@ around every call."""
 
 from __future__ import annotations
 
-from offramp_core.generation.admission import Limits, Load, Pace, admit, reply_bytes
-from offramp_core.generation.turns import Waiting, next_to_begin
+from offramp_core.generation.admission import Limits, Load, Pace, admit, reply_bytes, side_by_side, until_turn
+from offramp_core.generation.turns import PROMPT_SHARE, Waiting, next_to_begin
 from offramp_worker.generate.requests import Asked, RequestError
 from offramp_worker.generate.tickets import ClosedError, Ticket
 
@@ -31,10 +31,20 @@ class Line:
         """How many wait or are computed."""
         return len(self.waiting) + len(self.running)
 
-    @property
-    def load(self) -> Load:
-        ahead = sum(self.pace.seconds(prompt=len(t.prompt), max_tokens=t.max_tokens) for t in self.waiting)
-        return Load(len(self.waiting), len(self.running), self.reply_bytes, ahead)
+    def load(self, prompt: int = 0) -> Load:
+        """What is taken on now, and what a request with so many tokens of prompt may expect."""
+        at_once = side_by_side(self._limits, self.pace)
+        wait = until_turn([self._left(t) for t in self.running], [self._left(t) for t in self.waiting], at_once=at_once)
+        # Prompts are read one at a time, the one with least left first, and share the engine with who writes.
+        before = sum(t.prompt_left for t in self.running if t.prompt_left <= prompt)
+        share = PROMPT_SHARE if len(self) and at_once > 1 else 1.0
+        reading = (before + prompt) * self.pace.reading / share
+        return Load(len(self.waiting), len(self.running), self.reply_bytes, wait, reading)
+
+    def _left(self, ticket: Ticket) -> float:
+        """Seconds of the engine that it still needs, by expectation."""
+        left = ticket.max_tokens - len(ticket.answer.tokens)
+        return self.pace.seconds(prompt=ticket.prompt_left, max_tokens=left)
 
     def reply_size(self, asked: Asked) -> int:
         """Bytes that the reply to a request may take.
@@ -58,15 +68,16 @@ class Line:
             )
         return reply
 
-    def check(self, *, answers: int, reply: int) -> None:
-        """Raises :class:`ClosedError` where a request with so many answers comes at a bad time."""
-        refused = admit(self.load, self._limits, answers=answers, reply=reply)
+    def check(self, asked: Asked, *, reply: int) -> None:
+        """Raises :class:`ClosedError` where a request with a reply of so many bytes comes at a bad time."""
+        load = self.load(max(map(len, asked.prompts)))
+        refused = admit(load, self._limits, answers=len(asked.prompts), reply=reply)
         if refused is not None:
             raise ClosedError(refused)
 
     def begin(self, *, free_bytes: int) -> Ticket | None:
         """Take the next ticket that may begin with so much room for caches; it runs from now on."""
-        if not self.waiting or len(self.running) >= self._limits.running:
+        if not self.waiting or len(self.running) >= side_by_side(self._limits, self.pace):
             return None
         line = [Waiting(t.number, t.cache_bytes, t.passed) for t in self.waiting]
         chosen = next_to_begin(line, free_bytes=free_bytes)

@@ -17,9 +17,11 @@ from offramp_worker.metrics import by_outcome
 
 SECONDS = (0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384, 32.768)
 TOKEN_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048)
+ACCEPTED_TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 LOSSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 GENERATION_UNITS: Mapping[str, str] = {
+    "earlyexit_generation_accepted_tokens": "tokens by proposals",
     "earlyexit_generation_answer_loss": "losses",
     "earlyexit_generation_answers_total": "answers",
     "earlyexit_generation_audit_backlog": "answers",
@@ -82,6 +84,14 @@ class GenerationMetrics:
             "responses", "Replies to requests for generation, by status of HTTP.", ("code",), **own
         )
         self._refused = Counter("refused", f"Requests turned away for now: {', '.join(Closed)}.", ("reason",), **own)
+        self._accepted = Histogram(
+            "accepted_tokens",
+            "Tokens accepted of what a draft proposed at once.",
+            ("route",),
+            buckets=ACCEPTED_TOKENS,
+            **own,
+        )
+        self.accepted = lru_cache(maxsize=64)(self._accepted.labels)
         self.answers = lru_cache(maxsize=256)(self._answers.labels)
         self.drafts = lru_cache(maxsize=64)(self._drafts.labels)
         self.tokens_read, self.tokens_written = self._tokens.labels("prompt"), self._tokens.labels("answer")

@@ -6,6 +6,8 @@
 | OFFRAMP_RUNNING | answers that are computed side by side; default 8 |
 | OFFRAMP_WAITING | answers that may wait for their turn; default 64 |
 | OFFRAMP_PATIENCE_SECONDS | how long a request may be expected to wait until it begins; default 30 |
+| OFFRAMP_FIRST_TOKEN_SECONDS | objective: the time to the first token; who cannot have it in time is turned away |
+| OFFRAMP_TOKEN_SECONDS | objective: the time per token; no more answers are written at once than keep it |
 | OFFRAMP_REPLY_MIB | memory for replies that their clients have not taken yet; default 64 |
 | OFFRAMP_AUDIT_SHARE | share of the engine's time for audits while requests are served; default 0.1 |
 | OFFRAMP_OUTPUT | what of an answer the budget is about: ExactAnswer (default), TokenF1 or RougeL |
@@ -37,6 +39,8 @@ class GenerationSettings:
     running: int = 8
     waiting: int = 64
     patience_seconds: float = 30.0
+    first_token_seconds: float | None = None
+    token_seconds: float | None = None
     reply_bytes: int = 64 * MIB
     audit_share: float = 0.1
     output: Output = Output.EXACT_ANSWER
@@ -64,6 +68,8 @@ def generation_settings(env: Mapping[str, str]) -> GenerationSettings:
         running=integer_from(env, "OFFRAMP_RUNNING", 8, low=1, high=1024),
         waiting=integer_from(env, "OFFRAMP_WAITING", 64, low=1, high=100_000),
         patience_seconds=seconds_from(env, "OFFRAMP_PATIENCE_SECONDS") or 30.0,
+        first_token_seconds=seconds_from(env, "OFFRAMP_FIRST_TOKEN_SECONDS"),
+        token_seconds=seconds_from(env, "OFFRAMP_TOKEN_SECONDS"),
         reply_bytes=MIB * integer_from(env, "OFFRAMP_REPLY_MIB", 64, low=1, high=2**20),
         audit_share=share_from(env, "OFFRAMP_AUDIT_SHARE", 0.1, highest=0.9),
         output=_output(env.get("OFFRAMP_OUTPUT", "") or Output.EXACT_ANSWER),

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.npz import read_npz
 from offramp_worker.prepare.locations import local_path
-from offramp_worker.prepare.texts import TextReader, read_texts
+from offramp_worker.prepare.texts import read_texts
+from offramp_worker.preprocess.texts import TextReader
 
 FloatArray = npt.NDArray[np.float32]
-InputArray = npt.NDArray[np.float32 | np.int64]  # images and other features, or token ids
+InputArray = npt.NDArray[np.float32 | np.float16 | np.uint8 | np.int64]  # images and other features, or token ids
 SplitName = Literal["default", "apparate"]
 
 TEXT_SUFFIXES = frozenset({".json", ".jsonl", ".ndjson"})
@@ -60,15 +61,15 @@ def load_inputs(uri: str, *, texts: TextReader | None = None) -> InputArray:
     Parameters
     ----------
     uri : str
-        A path or ``file://`` URI of: an ``.npz`` file with an array ``x``, floats [N, ...] or token ids [N, length] as
-        int64 (other arrays, such as labels, are not read); a folder of images of one size (read in order of name,
-        scaled to [0, 1], channels first: [N, 3 or 1, H, W]); or JSON lines of text.
+        A path or ``file://`` URI of: an ``.npz`` file with an array ``x``, floats or uint8 [N, ...], or token ids
+        [N, length] as int64 (other arrays, such as labels, are not read); a folder of images of one size (read in order
+        of name, scaled to [0, 1], channels first: [N, 3 or 1, H, W]); or JSON lines of text.
     texts : TextReader, optional
         Divides texts into tokens.
 
     Returns
     -------
-    (N, ...) float32, or (N, longest) int64
+    (N, ...) float32, or float16 and uint8 where the file holds them; or (N, longest) int64
 
     Raises
     ------
@@ -185,27 +186,61 @@ def _load_npz(path: Path) -> InputArray:
 
 
 def _checked(x: npt.NDArray[Any], *, source: str) -> InputArray:
-    if x.dtype.kind != "f" and x.dtype not in (np.int32, np.int64):
+    if x.dtype.kind != "f" and x.dtype not in (np.uint8, np.int32, np.int64):
         raise InvalidArgumentError(
-            f"data {source}: x has dtype {x.dtype}; convert it to float32 as the model expects it, or to int64 where "
-            "it is token ids"
+            f"data {source}: x has dtype {x.dtype}; convert it to float32, float16 or uint8 as the model expects it, "
+            "or to int64 where it is token ids"
         )
     if x.ndim < 2:
         raise InvalidArgumentError(f"data {source}: x has shape {x.shape}; it needs a row per input, [N, ...]")
     if x.dtype.kind == "i":
         return np.ascontiguousarray(x, dtype=np.int64)
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(x)
     finite = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
     if not finite.all():
         raise InvalidArgumentError(f"data {source}: x[{int(np.argmin(finite))}] is not finite; remove NaN and infinity")
-    return np.ascontiguousarray(x, dtype=np.float32)
+    return np.ascontiguousarray(x, dtype=np.float16 if x.dtype == np.float16 else np.float32)
+
+
+def in_type(x: InputArray, wanted: npt.DTypeLike) -> InputArray:
+    """Rows in the type that the model's input has; floating-point numbers become those of another width.
+
+    Raises
+    ------
+    InvalidArgumentError
+        They are of another kind, or too large.
+    """
+    dtype = np.dtype(wanted)
+    if x.dtype == dtype:
+        return x
+    if {x.dtype.kind, dtype.kind} != {"f"}:
+        raise InvalidArgumentError(f"data x holds {x.dtype}; the model takes {dtype}: save x in that type")
+    with np.errstate(over="ignore"):
+        fitting: InputArray = x.astype(dtype)
+    if not np.isfinite(fitting).all():
+        raise InvalidArgumentError(f"data x holds numbers beyond {np.finfo(dtype).max:g}, the largest {dtype}")
+    return fitting
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images in a folder and those below it, in order of name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is none.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not files:
+        raise InvalidArgumentError(f"data {folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return files
 
 
 def _load_folder(folder: Path) -> FloatArray:
     from PIL import Image
 
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    if not files:
-        raise InvalidArgumentError(f"data {folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    files = image_files(folder)
     rows: list[FloatArray] = []
     mode = ""
     for file in files:

@@ -30,8 +30,9 @@ from offramp_worker.bundle.lengths import bucket_length, used_length
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.data import FloatArray, InputArray
+from offramp_worker.prepare.data import FloatArray, InputArray, in_type
 from offramp_worker.prepare.exported import checked_archive
+from offramp_worker.prepare.halves import HALF_RTOL, has_halves, in_single_precision
 from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.packing import pack_exits
 from offramp_worker.prepare.scales import add_logits
@@ -53,6 +54,9 @@ SAMPLE_ROWS = 16
 LOGITS_RTOL = 1e-3  # of the largest logit; folding batch normalisation moves the last bits
 MAX_INPUTS = 3  # ids, mask, token types
 OLDEST_OPSET = 13  # whose ReduceSum and Unsqueeze read their axes as inputs, as the nodes added here have them
+PROGRAM_TYPES = ("float32", "float16", "uint8")  # of a program's one input that is no token ids
+# Of a model's one input that is no token ids: what the protocol calls it.
+PLAIN = {onnx.TensorProto.FLOAT: "FP32", onnx.TensorProto.FLOAT16: "FP16", onnx.TensorProto.UINT8: "UINT8"}
 DYNAMIC_SHAPES_HINT = 'torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))'
 
 
@@ -104,7 +108,7 @@ def load_backbone(
     uri : str
         ``family:NAME?weights=FILE.safetensors[&parameter=value]``, or the path or ``file://`` URI of a ``.pt2`` or an
         ``.onnx`` file.
-    x : (N, ...) float32, or (N, length) int64 of token ids
+    x : (N, ...) float32, float16 or uint8, or (N, length) int64 of token ids
         Inputs; the first 16 are run to check the model.
     pad : int, optional
         The token id that fills rows up; None: 0.
@@ -137,14 +141,15 @@ def load_backbone(
             f"model {uri!r} is none of family:NAME?weights=FILE.safetensors, FILE.pt2 and FILE.onnx; "
             "other checkpoints: export them with torch.export.save or torch.onnx.export"
         )
-    backbone = _checked(_normalised(model), name=name, sample=sample, pad=pad, sep=sep, own_exits=own_exits, task=task)
+    model = _in_single_precision(_normalised(model), sample)
+    backbone = _checked(model, name=name, sample=sample, pad=pad, sep=sep, own_exits=own_exits, task=task)
     return replace(backbone, program=program, sep=sep)
 
 
 def fitted_rows(x: InputArray, spec: TensorSpec) -> InputArray:
-    """Data as the model's input takes it: token ids in the input's type, filled up where its length is fixed."""
+    """Data as the model's input takes it, in its type; token ids are filled up where their length is fixed."""
     if spec.pad is None:
-        return x
+        return in_type(x, NUMPY_TYPES[spec.datatype])
     x = x.astype(NUMPY_TYPES[spec.datatype], copy=False)
     return x if spec.varies else _with_length(x, spec.shape[0], pad=spec.pad)
 
@@ -254,7 +259,7 @@ def _export(module: Any, sample: InputArray, *, pad: int, sep: int | None) -> tu
 
     module = module.eval()
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=getattr(module, "longest", None))
-    rows = torch.from_numpy(sample[:2])
+    rows = torch.from_numpy(sample[:2] if sample.dtype.kind == "i" else in_type(sample[:2], np.float32))
     arguments: tuple[Any, ...] = (rows,)
     shapes: tuple[dict[int, Any], ...] = ({0: batch},)
     if getattr(module, "longest", 0):
@@ -289,7 +294,7 @@ def _onnx_program(program: Any, sample: InputArray, *, pad: int, sep: int | None
         )
     values = _program_inputs(names, program, sample, pad=pad, sep=sep)
     reference = _answers(program, values)
-    sources = names if len(names) > 1 else ["input"] if values[0].dtype.kind == "f" else [IDS]
+    sources = names if len(names) > 1 else [IDS] if values[0].dtype.kind == "i" else ["input"]
     answers = [*(f"exit{number}" for number in range(1, len(reference))), "logits"]
     with _quiet():
         try:
@@ -301,8 +306,9 @@ def _onnx_program(program: Any, sample: InputArray, *, pad: int, sep: int | None
     assert converted is not None
     model = converted.model_proto
     outputs = _run_all(model, dict(zip((i.name for i in model.graph.input), values, strict=True)))
+    rtol = HALF_RTOL if has_halves(model) else LOGITS_RTOL
     for got, expected in zip(outputs, reference, strict=True):
-        if not _close(got, expected):
+        if not _close(got, expected, rtol=rtol):
             gap = float(np.abs(got - expected).max())
             raise ModelRefusedError(
                 f"the exported graph differs from the PyTorch model by up to {gap:.3g} in its logits"
@@ -314,15 +320,17 @@ def _program_inputs(
     names: list[str], program: Any, sample: InputArray, *, pad: int, sep: int | None
 ) -> list[InputArray]:
     """The sample as the program takes it, in the order of ``names``."""
-    if len(names) == 1 and sample.dtype.kind == "f":
-        return [sample]
-    ids = ids_input(names)
+    alone = len(names) == 1
+    ids = names[0] if alone else ids_input(names)
     declared = next(node.meta["val"] for node in program.graph.nodes if node.name == ids)
-    if declared.dtype.is_floating_point:
+    kind = str(declared.dtype).removeprefix("torch.")
+    if alone and kind in PROGRAM_TYPES:
+        return [in_type(sample, kind)]
+    if (alone and sample.dtype.kind != "i") or declared.dtype.is_floating_point:
         return [sample]
     length = declared.shape[1] if declared.ndim == 2 else None
     width = length if isinstance(length, int) else sample.shape[-1]
-    rows = _with_length(sample, width, pad=pad).astype(str(declared.dtype).removeprefix("torch."))
+    rows = _with_length(sample, width, pad=pad).astype(kind)
     return torch_inputs(names, rows, pad=pad, sep=sep)
 
 
@@ -396,18 +404,12 @@ def _checked(
             "one input "
             "(or token ids with their mask) and one output of class scores"
         )
-    if not tokens and inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-        raise ModelRefusedError(
-            f"input {inputs[0].name!r} is neither float32 nor token ids (int64); only these are supported"
-        )
-    if tokens != (sample.dtype.kind == "i"):
-        wanted, got = ("token ids", "float32") if tokens else ("float32", "whole numbers")
-        raise InvalidArgumentError(f"data x holds {got}; the model takes {wanted}")
     if tokens:
+        if sample.dtype.kind != "i":
+            raise InvalidArgumentError(f"data x holds {sample.dtype}; the model takes token ids")
         spec, sample = _token_input(model, sample, pad=pad, sep=sep)
     else:
-        _check_shape(inputs[0], sample)
-        spec = TensorSpec(inputs[0].name, "FP32", tuple(int(d) for d in sample.shape[1:]))
+        spec, sample = _plain_input(inputs[0], sample)
     _free_batch_axis(model)
     exits = _take_exits_off(model, sample, own_exits)
     if not tokens:
@@ -426,6 +428,44 @@ def _checked(
     return Backbone(
         model=model, name=name, input=spec, output=output, exits=exits, found=found, scale=found.scale, declared=task
     )
+
+
+def _plain_input(value: onnx.ValueInfoProto, sample: InputArray) -> tuple[TensorSpec, InputArray]:
+    """What an input of numbers is like, and the sample in its type."""
+    kind = value.type.tensor_type.elem_type
+    if kind not in PLAIN:
+        found = onnx.TensorProto.DataType.Name(kind).lower() if kind else "no tensor"
+        raise ModelRefusedError(
+            f"input {value.name!r} is {found}; supported are float32, float16, uint8 and token ids (int64)"
+        )
+    _check_shape(value, sample)
+    spec = TensorSpec(value.name, PLAIN[kind], tuple(int(d) for d in sample.shape[1:]))
+    return spec, in_type(sample, NUMPY_TYPES[spec.datatype])
+
+
+def _in_single_precision(model: onnx.ModelProto, sample: InputArray) -> onnx.ModelProto:
+    """A model with float16 inside, computed in float32; its input keeps its type.
+
+    Raises
+    ------
+    ModelRefusedError
+        It does not answer as before.
+    """
+    if not has_halves(model):
+        return model
+    single = in_single_precision(model)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    if len(inputs) == 1 and inputs[0].type.tensor_type.elem_type in PLAIN:
+        _, rows = _plain_input(inputs[0], sample[:1])
+        answers = (_run_all(each, {inputs[0].name: rows}) for each in (single, model))
+        for got, expected in zip(*answers, strict=True):
+            if not _close(got, expected, rtol=HALF_RTOL):
+                raise ModelRefusedError(
+                    "computed in float32 the model answers otherwise than in float16, by up to "
+                    f"{float(np.abs(got - expected).max()):.3g}; export it in float32"
+                )
+    return single
 
 
 def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> tuple[str, ...]:
@@ -579,8 +619,8 @@ def _outputs(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[A
         ) from error
 
 
-def _close(a: FloatArray, b: FloatArray) -> bool:
-    return a.shape == b.shape and bool(np.allclose(a, b, rtol=0, atol=LOGITS_RTOL * max(1.0, float(np.abs(b).max()))))
+def _close(a: FloatArray, b: FloatArray, *, rtol: float = LOGITS_RTOL) -> bool:
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=0, atol=rtol * max(1.0, float(np.abs(b).max()))))
 
 
 @contextmanager

@@ -1,0 +1,131 @@
+"""The times of generated answers on a real worker: what is counted of them, who is turned away for them, and how many
+answers are written side by side to keep them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import stories
+from generation import ONCE, GenerationServer, with_settings
+from processes import eventually
+
+from offramp_core.sketch import SecondsSketch
+
+pytestmark = pytest.mark.slow
+
+STEP_SECONDS = 0.02  # of one answer in one step; several take as many times as long
+
+
+class Slow(stories.StoriesEngine):
+    """Answers are computed one after the other, each for a known time at least; ``most`` is how many ever were in one
+    step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def step(self, sequences: Any, *, prompt_tokens: int) -> Any:
+        self.most = max(self.most, len(sequences))
+        time.sleep(STEP_SECONDS * len(sequences))
+        return super().step(sequences, prompt_tokens=prompt_tokens)
+
+
+@contextmanager
+def a_long_answer(server: GenerationServer) -> Iterator[None]:
+    """While an answer is being written that takes seconds, of which some tokens are there."""
+    begun, stop = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with server.openai.completions.create(
+            model="stories", prompt=ONCE, max_tokens=400, temperature=0, stream=True
+        ) as stream:
+            for i, _ in enumerate(stream):
+                if i == 5:
+                    begun.set()
+                if stop.is_set():
+                    break
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+def test_the_control_plane_is_told_when_first_tokens_came_and_how_far_apart_the_others() -> None:
+    with GenerationServer(engine=Slow()) as server:
+        for n in (1, 8, 8):
+            assert server.complete(max_tokens=n).status_code == 200
+        server.until_idle()
+        (counts,) = server.worker.observations(after=0, now=0.0).counts
+    first, each = (SecondsSketch({int(i): n for i, n in h.items()}) for h in (counts.first_token, counts.per_token))
+    assert (counts.requests, first.n, each.n) == (3, 3, 2), "an answer of one token has no time between tokens"
+    shortest, whole = each.quantile(0.0), SecondsSketch({int(i): n for i, n in counts.latency.items()}).quantile(1.0)
+    assert shortest is not None and whole is not None and STEP_SECONDS * 0.98 <= shortest < whole
+
+
+def test_a_request_whose_first_token_would_come_too_late_is_told_when_to_come_again() -> None:
+    patient = with_settings(running=1, route="fp32")
+    with GenerationServer(engine=Slow(), generation=patient) as server, a_long_answer(server):
+        assert server.worker.desk is not None
+        load = server.worker.desk.load
+        assert load.wait_seconds > 1.0, "the one that runs has hundreds of tokens to go"
+    hurried = with_settings(running=1, route="fp32", first_token_seconds=1.0)
+    with GenerationServer(engine=Slow(), generation=hurried) as server:
+        with a_long_answer(server):
+            reply = server.complete(max_tokens=4)
+            assert reply.status_code == 429, reply.text
+            assert 1 <= int(reply.headers["retry-after"]) <= 60
+            assert "too close to the objective of 1 s" in reply.json()["error"]["message"]
+            assert server.metric("refused_total", reason="first_token") == 1
+        server.until_idle()
+        assert server.complete(max_tokens=4).status_code == 200, "nobody is before it"
+
+
+@pytest.mark.parametrize(("objective", "most"), [(None, 6), (2.5 * STEP_SECONDS, 2)])
+def test_answers_wait_for_their_turn_where_more_of_them_would_miss_the_time_per_token(
+    objective: float | None, most: int
+) -> None:
+    engine = Slow()
+    with GenerationServer(engine=engine, generation=with_settings(route="fp32", token_seconds=objective)) as server:
+        assert server.complete(max_tokens=20).status_code == 200  # by which the pace is known
+        with ThreadPoolExecutor(6) as pool:
+            replies = list(pool.map(lambda _: server.complete(max_tokens=12), range(6)))
+        assert [r.status_code for r in replies] == [200] * 6
+        assert engine.most <= most
+        assert objective is not None or engine.most > 2
+
+
+def test_tokens_that_the_model_accepts_of_each_proposal_are_counted() -> None:
+    with GenerationServer(generation=with_settings(route="fp32+ngram:3")) as server:
+        assert server.complete("One day, one day, one day", max_tokens=40).status_code == 200
+        server.until_idle()
+        route = "fp32+ngram:3"
+        accepted = server.metric("draft_tokens_total", route=route, result="accepted")
+        assert server.metric("accepted_tokens_sum", route=route) == accepted
+        eventually(lambda: server.metric("accepted_tokens_count", route=route) > 0, what="proposals")
+
+
+def test_the_control_plane_is_told_by_which_route_tokens_were_written_and_what_of_drafts_was_accepted() -> None:
+    with GenerationServer(generation=with_settings(route="fp32+ngram:3")) as server:
+        replies = [server.complete("One day, one day, one day", max_tokens=40).json() for _ in range(3)]
+        assert server.complete(max_tokens=9, parameters={"exit": "never"}).status_code == 200
+        server.until_idle()
+        routes = {route.route: route for route in server.worker.observations(after=0, now=0.0).routes}
+        proposed = sum(
+            server.metric("draft_tokens_total", route="fp32+ngram:3", result=r) for r in ("accepted", "refused")
+        )
+    assert routes.keys() == {"fp32", "fp32+ngram:3"}
+    assert routes["fp32"].tokens == 8 and routes["fp32"].proposed == 0
+    drafted = routes["fp32+ngram:3"]
+    assert drafted.tokens == sum(r["usage"]["completion_tokens"] - 1 for r in replies)
+    assert 0 < drafted.accepted <= drafted.proposed == proposed and drafted.seconds > 0
