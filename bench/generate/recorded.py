@@ -23,7 +23,7 @@ from offramp_core.protocol import RampInfo
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_worker.generate.plans import variant_seconds
-from offramp_worker.generate.seam import Sampling
+from offramp_worker.generate.seam import DecodingRoute, Sampling
 
 BUDGETS = (0.01, 0.02, 0.05, 0.10)
 CONFIDENCE = 0.95
@@ -47,7 +47,7 @@ def recorded_answers(
         texts: dict[str, str] = {}
         for name in seconds:
             began = time.perf_counter()
-            (answer,), _ = write(bundle, [ids], Route(name), tokens=tokens, sampling=Sampling(logprobs=True))
+            (answer,), _ = write(bundle, [ids], DecodingRoute(name), tokens=tokens, sampling=Sampling(logprobs=True))
             took[name].append(time.perf_counter() - began)
             texts[name] = text_of(bundle, answer.tokens)
             if name != EXACT:
