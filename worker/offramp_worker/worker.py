@@ -11,7 +11,7 @@ from typing import Any, Literal
 from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
-from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.bundle.load import Bundle, load_bundle, row_bytes
 from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.marker import CrashMarker
@@ -32,6 +32,14 @@ Phase = Literal["loading", "serving", "broken", "draining"]
 
 class ExecutorLostError(OfframpError):
     """Every run failed for too long. The device may be gone for this process; another one begins with a new context."""
+
+
+def most_rows(settings: Settings, bundle: Bundle) -> int:
+    """Rows that may wait. A small file becomes a large row: where clients send such, rows that wait have the memory of
+    all bodies."""
+    if bundle.encoded is None:
+        return settings.max_queue_rows
+    return max(1, min(settings.max_queue_rows, settings.max_bodies_bytes // row_bytes(bundle.manifest.inputs[0])))
 
 
 class Worker:
@@ -78,7 +86,7 @@ class Worker:
         engine = Engine(
             bundle,
             sessions,
-            self._options(),
+            self._options(bundle),
             marker=self.marker,
             metrics=self.metrics,
             deliver=self._deliver,
@@ -111,13 +119,13 @@ class Worker:
                 threads=settings.threads,
             )
 
-    def _options(self) -> EngineOptions:
+    def _options(self, bundle: Bundle) -> EngineOptions:
         settings = self.settings
         return EngineOptions(
             uid=settings.uid,
             boot_id=self.boot_id,
             latency_seconds=settings.latency_seconds,
-            max_queue_rows=settings.max_queue_rows,
+            max_queue_rows=most_rows(settings, bundle),
             batching=settings.batching,
             cache_bytes=settings.cache_bytes,
             always_in_time=settings.always_in_time,

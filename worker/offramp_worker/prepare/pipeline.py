@@ -44,18 +44,20 @@ from offramp_worker.prepare.fitting import (
     fit_growing,
     fit_pooled,
 )
-from offramp_worker.prepare.locations import FAMILY, model_file
+from offramp_worker.prepare.locations import FAMILY, local_path, model_file
 from offramp_worker.prepare.outlook import outlooks
 from offramp_worker.prepare.places import Found, find_places
 from offramp_worker.prepare.plain import Parameters
 from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
+from offramp_worker.prepare.preprocessing import ImageReader, StepsBefore, steps_before
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
 from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, cost_of, merit, select_ramps
-from offramp_worker.prepare.sources import Backbone, fitted_rows, load_backbone
-from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
+from offramp_worker.prepare.sources import SAMPLE_ROWS, Backbone, fitted_rows, load_backbone
+from offramp_worker.prepare.texts import find_tokenizer
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
+from offramp_worker.preprocess.texts import load_tokenizer
 from offramp_worker.settings import available_cpus
 
 MIN_DEPTH, MAX_DEPTH = 0.03, 0.95
@@ -109,6 +111,11 @@ class PrepareRequest:
         Outputs of the model that are earlier exits of the network's own; they become ramps.
     task : TaskSpec, optional
         What the model does; None: the top label.
+    encoded : bool
+        Clients send images or texts, as the data holds them; what makes the model's input of them becomes a part of the
+        bundle.
+    preprocessor : str
+        A ``preprocessor_config.json`` for images; empty: the one beside the model.
     """
 
     model: str
@@ -132,18 +139,22 @@ class PrepareRequest:
     sep: int | None = None
     own_exits: tuple[str, ...] = ()
     task: TaskSpec | None = None
+    encoded: bool = False
+    preprocessor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """Rows of the data without repeats, rows for heads only, how many repeats were dropped, the id that fills token
-    rows up, and the one that ends each text of a pair."""
+    rows up, and the one that ends each text of a pair. ``steps`` are those before the model where clients send images
+    or texts."""
 
     x: InputArray
     extra: InputArray
     dropped: int
     pad: int | None = None
     sep: int | None = None
+    steps: StepsBefore | None = None
 
     def fitted(self, spec: TensorSpec) -> Inputs:
         """The rows as the model's input takes them."""
@@ -228,24 +239,36 @@ def check_request(request: PrepareRequest) -> None:
     if request.task is not None and (request.sides or request.own_exits):
         field = "side" if request.sides else "own-exits"
         raise InvalidArgumentError(f"{field} belongs to the task Top1; {request.task.output} has trained heads alone")
+    if request.preprocessor and not request.encoded:
+        raise InvalidArgumentError("preprocessor belongs to --encoded; give both, or neither")
     if not 0 <= request.seed < 2**31:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
 
 
-def read_inputs(request: PrepareRequest) -> Inputs:
-    """Read the data; repeated rows go, because a copy of a training row among the records would be no test."""
+def read_inputs(request: PrepareRequest, images: ImageReader | None = None) -> Inputs:
+    """Read the data; repeated rows go, because a copy of a training row among the records would be no test.
+
+    ``images`` reads a folder of images that clients send; None: as the request says.
+    """
     file = find_tokenizer(request.model, request.tokenizer)
     texts = load_tokenizer(file, most=request.max_tokens) if file is not None else None
     pad = texts.pad if texts is not None and request.pad is None else request.pad
     sep = texts.sep if texts is not None and request.sep is None else request.sep
-    x = load_inputs(request.data, texts=texts)
+    steps = steps_before(request, file, texts) if request.encoded else None
+    images = images if steps is None else steps.images
+
+    def load(uri: str) -> InputArray:
+        is_folder = images is not None and local_path(uri, field="data").is_dir()
+        return images.read(uri) if images is not None and is_folder else load_inputs(uri, texts=texts)
+
+    x = load(request.data)
     plan_split(
         len(x), name=request.split, share=request.head_share or DEFAULT_HEAD_SHARE
     )  # refuse a bad share before any work
     unique = _first_occurrences(x)
     if not request.head_data:
-        return Inputs(unique, unique[:0], len(x) - len(unique), pad, sep)
-    extra = load_inputs(request.head_data, texts=texts)
+        return Inputs(unique, unique[:0], len(x) - len(unique), pad, sep, steps)
+    extra = load(request.head_data)
     if x.dtype.kind == extra.dtype.kind == "i":
         unique, extra = with_one_length(unique, extra, pad=pad or 0)
     if extra.shape[1:] != unique.shape[1:]:
@@ -253,7 +276,7 @@ def read_inputs(request: PrepareRequest) -> Inputs:
             f"head-data {request.head_data} has rows of shape {list(extra.shape[1:])}, data has {list(x.shape[1:])}"
         )
     fresh = remove_repeats(extra, of=unique)
-    return Inputs(unique, fresh, len(x) - len(unique) + len(extra) - len(fresh), pad, sep)
+    return Inputs(unique, fresh, len(x) - len(unique) + len(extra) - len(fresh), pad, sep, steps)
 
 
 def _first_occurrences(x: InputArray) -> InputArray:
@@ -294,12 +317,24 @@ def _worthwhile(
     return tuple(inside)
 
 
+def _load(request: PrepareRequest, inputs: Inputs) -> Backbone:
+    """The model, behind the scaling of pixels where clients send images."""
+    scaling = inputs.steps.scaling if inputs.steps is not None else None
+    if scaling is not None and request.sides:
+        raise InvalidArgumentError("side models take the model's own input; leave --side out with --encoded images")
+    x = inputs.x if scaling is None else scaling.of(inputs.x[:SAMPLE_ROWS])
+    backbone = load_backbone(
+        request.model, x, pad=inputs.pad, sep=inputs.sep, own_exits=request.own_exits, task=request.task
+    )
+    if inputs.steps is not None:
+        inputs.steps.check(backbone.input)
+    return backbone if scaling is None else scaling.before(backbone)
+
+
 def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
-        backbone = load_backbone(
-            request.model, inputs.x, pad=inputs.pad, sep=inputs.sep, own_exits=request.own_exits, task=request.task
-        )
+        backbone = _load(request, inputs)
         advance(1)
     inputs = inputs.fitted(backbone.input)
     if request.variations and (inputs.x.ndim != 4 or inputs.x.dtype != np.float32):
@@ -375,6 +410,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         records=_records(found, head_outputs, reference, tables),
         probe=_probe(backbone, x[split.train : split.train + PROBE_ROWS]),
         data=provenance(request, split, search.inputs),
+        steps=search.inputs.steps,
     )
     manifest = write_bundle(request.out, contents)
     arrays = {**contents.records, **profile_arrays(contents.profile)}

@@ -20,7 +20,16 @@ import numpy.typing as npt
 import onnx
 import safetensors.numpy
 
-from offramp_core.bundle import RAMPS_FILE, BatchProfile, Manifest, Profile, RampSpec, profile_arrays, side_model_file
+from offramp_core.bundle import (
+    RAMPS_FILE,
+    TOKENIZER_FILE,
+    BatchProfile,
+    Manifest,
+    Profile,
+    RampSpec,
+    profile_arrays,
+    side_model_file,
+)
 from offramp_core.columns import final_id
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.precision import EXACT
@@ -43,6 +52,7 @@ from offramp_worker.prepare.pipeline import (
     score_table,
     training_threads,
 )
+from offramp_worker.prepare.preprocessing import ImageReader
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
 from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
@@ -71,7 +81,7 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_repor
     start = time.perf_counter()
     check_request(request)
     bundle = load_bundle(Path(request.model))
-    inputs = read_inputs(request)
+    inputs = read_inputs(*_as_sent(request, bundle))
     if inputs.x.dtype.kind == bundle.input_dtype.kind:
         inputs = inputs.fitted(bundle.manifest.inputs[0])
     _check_fits(inputs.x, bundle.manifest, request.data)
@@ -81,6 +91,18 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_repor
     if written_report:
         write_report(report)
     return report
+
+
+def _as_sent(request: PrepareRequest, bundle: Bundle) -> tuple[PrepareRequest, ImageReader | None]:
+    """Where clients send images or texts, the data may be such: what reads them is in the bundle."""
+    steps, spec = bundle.manifest.preprocess, bundle.manifest.inputs[0]
+    if steps is None:
+        return request, None
+    if steps.text is not None:
+        file = request.tokenizer or str(bundle.path / TOKENIZER_FILE)
+        return replace(request, tokenizer=file, max_tokens=steps.text.tokens, pad=spec.pad), None
+    assert steps.image is not None
+    return request, ImageReader(steps.image, None)
 
 
 def cost_in_profile(profile: Profile, column: int) -> RampCost:
