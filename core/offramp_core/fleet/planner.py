@@ -116,7 +116,7 @@ def plan_fleet(
     plans = [
         one.plan(offer, keep, scarce=fresh is None) for one, offer, keep in zip(planners, offers, kept, strict=True)
     ]
-    used = np.array([_used(plan.workers, pools) for plan in plans]).reshape(-1, len(pools)).sum(axis=0)
+    used = np.sum([_used(plan.workers, pools) for plan in plans] or [_used((), pools)], axis=0)
     complete = fresh is not None and len(asked) == sum(one.service.demand > 0 for one in planners)
     return FleetPlan(
         services=tuple(plans),
@@ -153,10 +153,8 @@ def _fitting(
     """Take the new workers of services that would keep theirs, those first that free most of a pool that is too full:
     the new ones of all of them fit together."""
     while True:
-        used = np.array(
-            [one.used if keep else offer.used for one, offer, keep in zip(planners, offers, kept, strict=True)]
-        )
-        over = used.reshape(-1, len(room)).sum(axis=0) - room
+        used = [one.used if keep else offer.used for one, offer, keep in zip(planners, offers, kept, strict=True)]
+        over = np.sum(used or [(0,) * len(room)], axis=0) - room
         if (over <= 0).all():
             return kept
         pool = int(np.argmax(over))

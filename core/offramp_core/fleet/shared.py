@@ -61,7 +61,7 @@ def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tu
     market.let_go()
     settled = market.settle()
     chosen = list(settled.choices) if settled is not None else [nothing(demand, len(cost)) for demand in demands]
-    left = room - sum((np.array(c.used) for c in chosen), np.zeros(len(cost), dtype=np.int64))
+    left = room - workers_used(chosen, len(cost))
     for i, demand in enumerate(demands):  # what is left of the pools goes to whoever lacks
         if chosen[i].unmet > 0 and (left > 0)[demand.pool].any():
             own = np.array(chosen[i].used)
@@ -69,6 +69,11 @@ def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tu
             if better.unmet < chosen[i].unmet:
                 left, chosen[i] = left + own - np.array(better.used), better
     return tuple(chosen)
+
+
+def workers_used(choices: Sequence[Choice], pools: int) -> Ints:
+    """(P,) workers of all choices together."""
+    return np.array([c.used for c in choices], dtype=np.int64).reshape(len(choices), pools).sum(axis=0)
 
 
 class _Market:
@@ -90,7 +95,7 @@ class _Market:
         first = self._ask(worth)
         if first is None:
             return None
-        used = np.array([c.used for c in first]).reshape(-1, len(worth)).sum(axis=0)
+        used = workers_used(first, len(worth))
         if (used <= self._room).all():
             return Shared(tuple(first), self._bound, tuple(map(float, worth)))
         for pool in np.flatnonzero(used > self._room):  # so that the first program has something to choose from
