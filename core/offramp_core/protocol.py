@@ -293,6 +293,22 @@ class PlanCounts:
     exact_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RouteCounts:
+    """What one route of generated answers did since the process started: a variant, with the draft that helps it, or
+    several variants in turn.
+
+    ``tokens`` of answers that ended by themselves, their first ones apart, kept the engine busy for ``seconds``. The
+    model accepted ``accepted`` of ``proposed`` tokens of the draft.
+    """
+
+    route: str
+    tokens: int = 0
+    seconds: float = 0.0
+    proposed: int = 0
+    accepted: int = 0
+
+
 # Columns of records about answers: name, type, and whether there is one for each ramp.
 LABELS = (("prediction", "<i4", True), ("final", "<i4", False), ("reference", "<i4", False))
 LOSSES = (("loss", "<f4", True), ("final_loss", "<f4", False))
@@ -340,7 +356,7 @@ class Observations:
     ``refused`` counts rows of requests that were turned away at once since the process started; together with those
     that were answered they are the demand. ``records`` are those of the bundle's own ramp set, ``more_records`` those
     of others that are held. ``state`` comes along where it was asked for (``&state=1``), so that a pull is one request;
-    a worker that is older than this leaves it out.
+    a worker that is older than this leaves it out. ``routes`` are those of generated answers.
     """
 
     uid: str
@@ -353,3 +369,4 @@ class Observations:
     refused: int = 0
     state: WorkerState | None = None
     more_records: tuple[RecordBlock, ...] = ()
+    routes: tuple[RouteCounts, ...] = ()

@@ -19,7 +19,7 @@ from offramp_cli.show.tables import history_data, history_lines, top_data, top_l
 from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines
 from offramp_core.control.gates import GateInput, failures, slowness
-from offramp_core.control.objects import ArmTally, BothArms, Condition, ConfigStatus, GateStatus, Observed
+from offramp_core.control.objects import ArmTally, BothArms, Condition, ConfigStatus, GateStatus, Observed, RouteUse
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import ConditionType, Reason
 from offramp_operator.explain import plans, words
@@ -130,6 +130,32 @@ def test_times_of_generated_answers_are_told_beside_what_is_asked_of_each(in_sta
     assert goals["Time per token"].allowed == "≤ 50ms" and goals["Time per token"].used == pytest.approx(1.6)
     sections = Renderer().service(page, fresh="")
     assert "Time per token" in sections["head"] and "First token" in sections["head"]
+
+
+def test_of_a_model_that_generates_people_read_of_variants_and_drafts_and_of_tokens_with_and_without(
+    in_state: InState,
+) -> None:
+    family, now = in_state("collecting")
+    assert "Leave early" in Renderer().service(_page(family, now), fresh="")["head"]
+    uses = (RouteUse("fp32+int8:3", "90%", "48", "95%"), RouteUse("fp32", "10%", "31"))
+    family = generative(family, tokens_per_second="46", model_tokens_per_second="31", routes=uses, exit_rate="40%")
+    told = plain(get_lines([family], now))
+    assert "46 tokens/s, 31 by the model alone" in told and "40% kept the first variant's answer" in told
+    assert "leave early" not in told
+    why = plain(why_lines(family, None, now))
+    assert "sim is answered by the model itself" in why and "exits off" not in why.splitlines()[0]
+    assert "  fp32+int8:3: 90% of tokens, 48 tokens/s, 95% of the draft's tokens accepted" in why
+    assert "  fp32: 10% of tokens, 31 tokens/s" in why.splitlines()
+    sections = Renderer().service(_page(family, now), fresh="")
+    assert "31 by the model alone" in sections["head"] and "Leave early" not in sections["head"]
+    assert "Variants and drafts" in sections["network"] and "fp32+int8:3" in sections["network"]
+    assert "cheaper variants against the model alone" in sections["latency"]
+    silent = Renderer().service(_page(generative(family), now), fresh="")
+    assert "No worker has told of answers yet" in silent["network"]
+
+
+def _page(family: Any, now: float) -> pages.ServicePage:
+    return pages.service(View(ServiceKey("default", "sim"), family, at=now), now, since=now)
 
 
 def test_wide_shows_finished_rollouts_and_every_plan(in_state: InState) -> None:

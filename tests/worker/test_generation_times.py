@@ -113,3 +113,19 @@ def test_tokens_that_the_model_accepts_of_each_proposal_are_counted() -> None:
         accepted = server.metric("draft_tokens_total", route=route, result="accepted")
         assert server.metric("accepted_tokens_sum", route=route) == accepted
         eventually(lambda: server.metric("accepted_tokens_count", route=route) > 0, what="proposals")
+
+
+def test_the_control_plane_is_told_by_which_route_tokens_were_written_and_what_of_drafts_was_accepted() -> None:
+    with GenerationServer(generation=with_settings(route="fp32+ngram:3")) as server:
+        replies = [server.complete("One day, one day, one day", max_tokens=40).json() for _ in range(3)]
+        assert server.complete(max_tokens=9, parameters={"exit": "never"}).status_code == 200
+        server.until_idle()
+        routes = {route.route: route for route in server.worker.observations(after=0, now=0.0).routes}
+        proposed = sum(
+            server.metric("draft_tokens_total", route="fp32+ngram:3", result=r) for r in ("accepted", "refused")
+        )
+    assert routes.keys() == {"fp32", "fp32+ngram:3"}
+    assert routes["fp32"].tokens == 8 and routes["fp32"].proposed == 0
+    drafted = routes["fp32+ngram:3"]
+    assert drafted.tokens == sum(r["usage"]["completion_tokens"] - 1 for r in replies)
+    assert 0 < drafted.accepted <= drafted.proposed == proposed and drafted.seconds > 0

@@ -115,7 +115,7 @@ def test_inputs_of_another_model_are_refused(request_: PrepareRequest, tmp_path:
     )
     other = PrepareRequest(model=request_.model, data=str(tmp_path / "other.npz"), out=tmp_path / "out")
     with pytest.raises(
-        InvalidArgumentError, match=r"rows of shape \[1, 28, 28\]; the bundle's model tiny takes \[3, 14, 14\]"
+        InvalidArgumentError, match=r"rows of float32 \[1, 28, 28\]; the bundle's model tiny takes FP32 \[3, 14, 14\]"
     ):
         refresh_bundle(other, Reporter(quiet=True))
     assert not other.out.exists()

@@ -8,6 +8,7 @@ from offramp_cli.show.lines import Cell, columns, filled, heading, state
 from offramp_core.control.objects import Rollout
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
+from offramp_operator.explain.generation import routes
 from offramp_operator.explain.savings import sentences
 from offramp_operator.explain.version import version_facts
 from offramp_operator.explain.why import (
@@ -36,6 +37,7 @@ def why_lines(family: Family, rollout: Rollout | None, now: float) -> list[Text]
     for title, section in (
         ("Version on trial", version_facts(family, now)),
         ("Savings", sentences(family)),
+        ("Variants and drafts", routes(family)),
         ("Capacity", capacity_facts(family)),
         ("Tuning", tuning(family, now)),
         ("Pin", pin(family)),

@@ -30,6 +30,7 @@ pace.py        whose workers may be replaced now when all are to be
 rest.py        a service that nobody wants workers of
 absent.py      a pass without workers that have reported their model
 document.py    what workers should run, as one document
+routes.py      tokens per second of generated answers, by how they were computed
 conditions.py  what the user is told
 status.py      the status of a service after a pass
 outcome.py     the objects as a decision leaves them

@@ -29,12 +29,13 @@ from offramp_core.control.objects import (
     WorkersStatus,
 )
 from offramp_core.control.recreate import interruption
+from offramp_core.control.routes import alone, rate, route_uses
 from offramp_core.control.snapshot import Scaling, Trouble, Turn, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.update import Update
 from offramp_core.control.versions import Version
 from offramp_core.evidence.one_arm import log_e_value
-from offramp_core.protocol import TIMES, ArmCounts, TimeName
+from offramp_core.protocol import TIMES, ArmCounts, RouteCounts, TimeName
 from offramp_core.reasons import AnyReason, ConditionType, MaybeReason, Reason
 from offramp_core.records import ExitCosts
 from offramp_core.sketch import SecondsSketch, merge_sketches
@@ -70,6 +71,7 @@ class Facts:
     worker_class: str = ""
     class_trouble: Trouble | None = None
     turn: Turn | None = None
+    routes: tuple[RouteCounts, ...] = ()
 
     @property
     def desired(self) -> int:
@@ -442,6 +444,9 @@ def observe(
         first_token_p95=format_seconds(times["first_token"].quantile(0.95)),
         per_token_p50=format_seconds(times["per_token"].quantile(0.5)),
         per_token_p95=format_seconds(times["per_token"].quantile(0.95)),
+        tokens_per_second=rate(facts.routes),
+        model_tokens_per_second=alone(facts.routes),
+        routes=route_uses(facts.routes),
         agreement=f"{1 - disagreed / audited:.1%}" if audited >= MIN_SAMPLES else "",
         exit_rate=f"{sum(exits.values()) / requests:.0%}" if requests else "",
         savings=_saved(facts.stable, exits, requests, costs, ramp_ids, audits=audits or 0.0),

@@ -529,8 +529,21 @@ class RolloutSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteUse:
+    """How generated answers were computed: ``share`` of the tokens, tokens per second of the engine's time, and what of
+    its draft was ``accepted``; texts, rounded."""
+
+    name: str
+    share: str = ""
+    tokens_per_second: str = ""
+    accepted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
-    """Rounded figures of the stable plan in the present epoch, for people; texts, so that they do not flicker."""
+    """Rounded figures of the stable plan in the present epoch, for people; texts, so that they do not flicker. Those of
+    tokens are about all that the workers' processes wrote: ``model_tokens_per_second`` by the model alone, ``routes``
+    with the most used first."""
 
     p50: str = ""
     p95: str = ""
@@ -538,6 +551,9 @@ class Observed:
     first_token_p95: str = ""
     per_token_p50: str = ""
     per_token_p95: str = ""
+    tokens_per_second: str = ""
+    model_tokens_per_second: str = ""
+    routes: tuple[RouteUse, ...] = ()
     agreement: str = ""
     exit_rate: str = ""
     savings: str = ""

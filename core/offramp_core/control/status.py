@@ -13,6 +13,7 @@ from offramp_core.control.draft import Draft
 from offramp_core.control.holdback import loss
 from offramp_core.control.objects import Condition, Rollout, RolloutSummary, ServiceStatus
 from offramp_core.control.rollout import CANARY_SERVES
+from offramp_core.control.routes import pooled
 from offramp_core.control.seen import Seen
 from offramp_core.control.snapshot import Event, Snapshot, Worker
 from offramp_core.control.spec import Step
@@ -129,6 +130,7 @@ def _facts(seen: Seen, draft: Draft, pin: PinJudged) -> Facts:
         worker_class=seen.snapshot.gathered.worker_class,
         class_trouble=seen.snapshot.gathered.class_trouble,
         turn=seen.snapshot.gathered.turn,
+        routes=pooled(route for o in seen.trusted for route in o.routes),
     )
 
 

@@ -10,6 +10,7 @@ health.py    is it healthy?
 why.py       which plan serves and why; what a rollout's gates have seen, and what that means
 capacity.py  what workers answer with exits off, against what is asked of them
 latency.py   how long requests took with exits on and off
+generation.py tokens per second with and without what makes generated answers cheaper
 savings.py   what a plan was to save, and what it saves
 network.py   the network as a line of blocks with its ramps
 version.py   two versions of a model side by side

@@ -56,24 +56,26 @@ def latency(
     off: Collection[str],
     slo_seconds: float | None,
     percentile: float,
+    names: tuple[str, str] = ("exits on", "exits off"),
 ) -> LatencyFacts:
     """Compare plans by their hashes: those with exits and those without.
 
-    The two arms of shared epochs where there are enough requests of both, else all epochs that workers still hold.
+    ``names`` are what they are called. The two arms of shared epochs where there are enough requests of both, else all
+    epochs that workers still hold.
     """
     epochs_on, epochs_off = ({c.epoch for c in counts if c.plan_hash in hashes} for hashes in (on, off))
     shared = [c for c in counts if c.epoch in epochs_on & epochs_off]
-    beside_on, beside_off = _distribution("exits on", shared, on), _distribution("exits off", shared, off)
+    beside_on, beside_off = _distribution(names[0], shared, on), _distribution(names[1], shared, off)
     if beside_on is not None and beside_off is not None:
         return LatencyFacts(slo_seconds, percentile, beside_on, beside_off, SIDE_BY_SIDE)
-    all_on, all_off = _distribution("exits on", counts, on), _distribution("exits off", counts, off)
-    return LatencyFacts(slo_seconds, percentile, all_on, all_off, _said(all_on, all_off))
+    all_on, all_off = _distribution(names[0], counts, on), _distribution(names[1], counts, off)
+    return LatencyFacts(slo_seconds, percentile, all_on, all_off, _said(all_on, all_off, names))
 
 
-def _said(on: Distribution | None, off: Distribution | None) -> str:
+def _said(on: Distribution | None, off: Distribution | None, names: tuple[str, str]) -> str:
     if on is not None and off is not None:
         return APART
-    missing = "with exits on" if on is None else "with exits off"
+    missing = f"with {names[0] if on is None else names[1]}"
     return (
         f"Fewer than {MIN_REQUESTS} requests {missing} are on record; workers keep the counts of the last plans only."
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from offramp_core.control.objects import Rollout
 from offramp_operator.explain.family import Family
+from offramp_operator.explain.generation import generates, token_rates
 from offramp_operator.explain.savings import measured, saves
 from offramp_operator.explain.words import duration, milliseconds, share
 
@@ -18,11 +19,21 @@ def figures(family: Family) -> str:
         *_times(family),
         f"budget {share(spec.max_disagreement)}",
         f"{seen.agreement} agree" if seen.agreement else "",
-        f"{seen.exit_rate} leave early" if seen.exit_rate else "",
+        token_rates(family),
+        _left_early(family),
         f"saves {saves(family)}" if saves(family) else "",
         f"measured {measured(family)}" if measured(family) else "",
     ]
     return ", ".join(filter(None, facts))
+
+
+def _left_early(family: Family) -> str:
+    """How many requests were answered before the model's end; a model that generates has variants in the place of
+    exits."""
+    rate = family.service.status.observed.exit_rate
+    if not rate:
+        return ""
+    return f"{rate} kept the first variant's answer" if generates(family) else f"{rate} leave early"
 
 
 def _times(family: Family) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from offramp_core.control.codec import camel, format_time
-from offramp_core.control.objects import Rollout
+from offramp_core.control.objects import Rollout, RouteUse
 from offramp_core.control.served import Served, served_by
 from offramp_core.control.spec import parse_duration
 from offramp_core.errors import OfframpError
@@ -18,6 +18,7 @@ from offramp_core.protocol import ArmCounts
 from offramp_core.reasons import ConditionType, Tone, condition_tone
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
+from offramp_operator.explain.generation import generates
 from offramp_operator.explain.health import Verdict, health
 from offramp_operator.explain.latency import LatencyFacts, latency
 from offramp_operator.explain.network import NetworkFacts, network
@@ -78,8 +79,8 @@ class LiveRollout:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One service at a glance. ``saves`` is less by what ``audits`` take, where that is known; ``token_times`` are of
-    generated answers."""
+    """One service at a glance. ``saves`` is less by what ``audits`` take, where that is known; the last
+    four are of models that generate."""
 
     namespace: str
     name: str
@@ -94,6 +95,9 @@ class Row:
     workers: str
     rollout: LiveRollout | None
     token_times: tuple[NamedGoal, ...] = ()
+    generates: bool = False
+    tokens_per_second: str = ""
+    model_tokens_per_second: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,7 @@ class ServicePage:
     workers: tuple[WorkerFacts, ...]
     events: tuple[EventFacts, ...]
     capacity: tuple[str, ...] = ()
+    routes: tuple[RouteUse, ...] = ()
 
 
 # --- overview --------------------------------------------------------------------------------------
@@ -234,6 +239,9 @@ def row(view: View, now: float) -> Row:
         workers=workers_ready(family),
         rollout=_live(family),
         token_times=_token_times(family),
+        generates=generates(family),
+        tokens_per_second=seen.tokens_per_second,
+        model_tokens_per_second=seen.model_tokens_per_second,
     )
 
 
@@ -366,6 +374,7 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
             for e in reversed(view.events)
         ),
         capacity=tuple(capacity_facts(family)),
+        routes=family.service.status.observed.routes,
     )
 
 
@@ -404,7 +413,10 @@ def _latency(family: Family, served: Served | None, counts: Sequence[ArmCounts])
         )
     spec = family.service.spec
     on = {shown.plan.content_hash} if shown is not None else set()
-    return latency(counts, on=on, off=off, slo_seconds=spec.latency_seconds, percentile=spec.latency_percentile)
+    names = ("cheaper variants", "the model alone") if generates(family) else ("exits on", "exits off")
+    return latency(
+        counts, on=on, off=off, slo_seconds=spec.latency_seconds, percentile=spec.latency_percentile, names=names
+    )
 
 
 def _rollout(rollout: Rollout, headline: Attempt, view: View, family: Family, now: float) -> RolloutFacts:

@@ -14,7 +14,7 @@ from offramp_core.evidence.graded import counted_errors
 from offramp_core.evidence.slow import BatchShape, length_class
 from offramp_core.generation.losses import Output
 from offramp_core.precision import EXACT
-from offramp_core.protocol import RampInfo, slice_number, stream_number
+from offramp_core.protocol import RampInfo, RouteCounts, slice_number, stream_number
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.counters import Counters, Origin, RecordRing
 from offramp_worker.generate.audits import Audited, Owed
@@ -40,6 +40,7 @@ class Accounts:
         ``token_seconds`` is the reference's time per token."""
         self.metrics, self.output, self.counters = metrics, output, Counters()
         self._columns, self._token_seconds = tuple(columns), token_seconds
+        self._routes: dict[str, RouteCounts] = {}  # the bundle's; under the lock of the counters
         self.distrust: Callable[[str], None] = lambda _: None  # hears of a draft that changed an answer
         graded = output is not Output.EXACT_ANSWER
         self.ring = RecordRing(n_ramps=len(self._columns), ramp_set_digest=digest, losses=True, graded=graded)
@@ -80,10 +81,29 @@ class Accounts:
             metrics.drafts(route, "refused").inc(ticket.proposed - ticket.accepted)
         if ticket.last:
             metrics.tokens_read.inc(len(ticket.prompt))
+        if outcome is RequestOutcome.OK:
+            self._count_route(ticket, route)
         if outcome is RequestOutcome.OK and (seconds := per_token(ticket)) is not None:
             metrics.each(route).observe(seconds)
         if ticket.assigned.counted:
             self._count(ticket, outcome)
+
+    def routes(self) -> tuple[RouteCounts, ...]:
+        """What was written by which route."""
+        with self.counters.lock:
+            return tuple(self._routes.values())
+
+    def _count_route(self, ticket: Ticket, route: str) -> None:
+        before = self._routes.get(route, RouteCounts(route))
+        after = RouteCounts(
+            route,
+            before.tokens + max(0, len(ticket.answer.tokens) - 1),
+            before.seconds + ticket.writing,
+            before.proposed + ticket.proposed,
+            before.accepted + ticket.accepted,
+        )
+        with self.counters.lock:
+            self._routes[route] = after
 
     def _count(self, ticket: Ticket, outcome: RequestOutcome) -> None:
         assigned, runtime = ticket.assigned, ticket.assigned.runtime

@@ -303,6 +303,7 @@ class GenerationWorker:
             held_back=counters.held_back(),
             plans=counters.plans(),
             refused=counters.refused,
+            routes=self.accounts.routes(),
         )
 
     def _give_up(self, reason: str) -> None:
