@@ -371,7 +371,7 @@ def _read_images(case: Path) -> str:
 
 def _read_texts(case: Path) -> str:
     from offramp_worker.prepare.data import load_inputs
-    from offramp_worker.prepare.texts import load_tokenizer
+    from offramp_worker.preprocess.texts import load_tokenizer
 
     reader = load_tokenizer(case / "tokenizer.json", most=32)
     if not (case / "rows.jsonl").exists():

@@ -24,7 +24,7 @@ from bench.record.text import CLASSES, WHEELS, fine_tune
 from bench.record.texts import Corpus, Text, load_sst2
 from offramp_worker.prepare.pipeline import training_threads
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.texts import load_tokenizer
+from offramp_worker.preprocess.texts import load_tokenizer
 
 TOKENS = TUNING_TOKENS = 64
 HELD_OUT = 4_000

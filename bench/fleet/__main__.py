@@ -253,7 +253,7 @@ async def replay(workers: dict[ServiceKey, list[WorkerEndpoint]], rhythm: Sequen
     services = itertools.cycle(workers.items())
     try:
         for key, own in workers.items():
-            await observer.look(key, own, token="any")
+            await observer.poll(key, own, token="any")
         await asyncio.sleep(KEEP_ALIVE_SECONDS)
         began, at = time.process_time(), time.monotonic()
         owed = 0
@@ -262,7 +262,7 @@ async def replay(workers: dict[ServiceKey, list[WorkerEndpoint]], rhythm: Sequen
                 owed += pulls
                 while owed > 0:
                     key, own = next(services)
-                    looks.create_task(observer.look(key, own, token="any"))
+                    looks.create_task(observer.poll(key, own, token="any"))
                     owed -= len(own)
                 at += SLOT_SECONDS
                 await asyncio.sleep(max(0.0, at - time.monotonic()))

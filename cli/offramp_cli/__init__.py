@@ -1,0 +1,15 @@
+"""The command line: thin commands over the packages that do the work.
+
+documents.py         YAML as users write it, read with bounds
+examples.py          examples in a command's help
+fetched.py           bundles that `offramp up` fetches, by the code that workers use
+kubectl_complete.py  what kubectl runs to complete `kubectl offramp` in a shell
+main.py              entry point of `offramp` and `kubectl offramp`
+manifest.py          read an `EarlyExitService` from a YAML file
+npz.py               arrays from npz files; nothing in them is unpickled
+prepare.py           `offramp prepare`: turn a model and unlabeled inputs into an exit bundle
+replay.py            `offramp replay`: what tuning policies would have done with recorded scores
+serve.py             `offramp serve DIR`: one worker in the foreground
+up.py                `offramp up FILE`: serve an EarlyExitService on this machine
+verify.py            `offramp verify`: checks a certificate
+"""

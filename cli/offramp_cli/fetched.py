@@ -16,7 +16,7 @@ from offramp_core.protocol import FetchProgress
 from offramp_operator.shell.log import log_event
 
 AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-TOLD_SECONDS = 10.0
+LOG_EVERY_SECONDS = 10.0
 
 
 def fetched_bundle(spec: ServiceSpec, bundles: Path) -> Path:
@@ -59,13 +59,13 @@ class _Telling:
     """An event per phase, and now and then one in between."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._phase, self._told_at = name, "", 0.0
+        self._name, self._phase, self._logged_at = name, "", 0.0
 
     def __call__(self, progress: FetchProgress) -> None:
         now = time.monotonic()
-        if progress.phase == self._phase and now - self._told_at < TOLD_SECONDS:
+        if progress.phase == self._phase and now - self._logged_at < LOG_EVERY_SECONDS:
             return
-        self._phase, self._told_at = progress.phase, now
+        self._phase, self._logged_at = progress.phase, now
         of = f" of {progress.total_bytes}" if progress.total_bytes else ""
-        told = f", {progress.done_bytes}{of} bytes" if progress.done_bytes else ""
-        log_event("fetching", f"{self._name}: {progress.phase}{told}", level=logging.INFO)
+        amount = f", {progress.done_bytes}{of} bytes" if progress.done_bytes else ""
+        log_event("fetching", f"{self._name}: {progress.phase}{amount}", level=logging.INFO)

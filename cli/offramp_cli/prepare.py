@@ -22,12 +22,13 @@ INVALID_INPUT = 2
 #: Options that `prepare` hands on as they are.
 AS_GIVEN = (
     *("data", "out", "name", "head_data", "split", "head_share", "variations", "seed", "threads", "precision"),
-    *("device", "compile_limit", "tokenizer", "max_tokens"),
+    *("device", "compile_limit", "tokenizer", "max_tokens", "encoded", "preprocessor"),
 )
 #: Options that mean nothing with ``--task generate``.
 OF_CLASSIFIERS = (
     *("refresh", "head_data", "head_share", "variations", "side", "tokenizer", "pad_id", "sep_id", "own_exits", "k"),
     *("thresholds", "measure", "tolerance", "device", "loss", "split", "precision", "compile_limit", "seed"),
+    *("encoded", "preprocessor"),
 )
 
 
@@ -88,6 +89,21 @@ TokenizerOption = Annotated[
     str, typer.Option(help="tokenizer.json that divides texts into tokens.  [default: the one beside the model]")
 ]
 MaxTokensOption = Annotated[int, typer.Option(help="Longer texts are cut to so many tokens.", min=2)]
+EncodedOption = Annotated[
+    bool,
+    typer.Option(
+        "--encoded",
+        help="Clients send images (JPEG, PNG) or texts, as --data holds them; what makes the model's input of them "
+        "goes into the bundle.",
+    ),
+]
+PreprocessorOption = Annotated[
+    str,
+    typer.Option(
+        help="With --encoded: preprocessor_config.json that says how images are resized and scaled.  [default: the one "
+        "beside the model]"
+    ),
+]
 PadIdOption = Annotated[
     int | None, typer.Option(help="Token id that fills texts up.  [default: the tokenizer's, else 0]")
 ]
@@ -162,6 +178,8 @@ def prepare(
     threads: ThreadsOption = 1,
     tokenizer: TokenizerOption = "",
     max_tokens: MaxTokensOption = 512,
+    encoded: EncodedOption = False,
+    preprocessor: PreprocessorOption = "",
     pad_id: PadIdOption = None,
     sep_id: SepIdOption = None,
     own_exits: OwnExitsOption = "",
@@ -184,24 +202,27 @@ def prepare(
         asked = {name: context.params[name] for name in ("model", "data", "out", "name", "threads", "answer_tokens")}
         _generation(prompt_tokens=max_tokens, json_output=json_output, **asked)
         return
-    from offramp_worker.prepare.pipeline import PrepareRequest
-
     declared = _declared(task, k=k, thresholds=thresholds, loss=loss, measure=measure, tolerance=tolerance)
-    _check_source(model, refresh, own_exits, declared)
-    request = PrepareRequest(
-        model=model or str(refresh),
-        sides=tuple(side or ()),
-        pad=pad_id,
-        sep=sep_id,
-        own_exits=tuple(own_exits.split(",")) if own_exits else (),
-        task=declared,
-        **{name: context.params[name] for name in AS_GIVEN},
-    )
-    report = _prepared(request, refresh=refresh is not None)
+    _check_source(model, refresh, own_exits, declared, encoded=encoded)
+    report = _prepared(_request(context.params, declared), refresh=refresh is not None)
     if json_output:
         print(json.dumps(report.to_mapping(), indent=2))
     else:
         _print(report)
+
+
+def _request(given: dict[str, Any], task: TaskSpec | None) -> PrepareRequest:
+    from offramp_worker.prepare.pipeline import PrepareRequest
+
+    return PrepareRequest(
+        model=given["model"] or str(given["refresh"]),
+        sides=tuple(given["side"] or ()),
+        pad=given["pad_id"],
+        sep=given["sep_id"],
+        own_exits=tuple(given["own_exits"].split(",")) if given["own_exits"] else (),
+        task=task,
+        **{name: given[name] for name in AS_GIVEN},
+    )
 
 
 def _refuse_others(context: typer.Context) -> None:
@@ -244,13 +265,17 @@ def _declared(task: str, *, k: int, thresholds: str, loss: str, measure: str, to
         _refuse(str(error), error)
 
 
-def _check_source(model: str, refresh: Path | None, own_exits: str, declared: TaskSpec | None) -> None:
+def _check_source(
+    model: str, refresh: Path | None, own_exits: str, declared: TaskSpec | None, *, encoded: bool
+) -> None:
     if bool(model) == (refresh is not None):
         _refuse("give --model or --refresh, and not both")
     if refresh is not None and own_exits:
         _refuse("give --own-exits with --model; --refresh keeps the bundle's exits")
     if refresh is not None and declared is not None:
         _refuse("give --task with --model; --refresh keeps the bundle's task")
+    if refresh is not None and encoded:
+        _refuse("give --encoded with --model; --refresh keeps what the bundle takes")
 
 
 def _prepared(request: PrepareRequest, *, refresh: bool) -> PrepareReport:

@@ -10,10 +10,12 @@
     such as int8: the same backbone in a cheaper form; tensors that ramps read keep their names and
                         are float32
     ramp-<id>.onnx      per ramp of head ``model``: a small model at the input, whose one output is the logits
+    tokenizer.json      where clients send texts: what divides them into tokens
 
-Two digests name the content. ``backbone_digest`` is the SHA-256 of ``backbone.onnx``: changing it is a model
-rollout. ``ramp_set_digest`` is the SHA-256 of the canonical JSON of the ramp specs and the digests of
-``ramps.safetensors``, of the backbone at other precisions and of the models at the input: changing it is a canary.
+Two digests name the content. ``backbone_digest`` is the SHA-256 of ``backbone.onnx``, and of the steps before it where
+clients send images or texts: changing it is a model rollout. ``ramp_set_digest`` is the SHA-256 of the canonical JSON
+of the ramp specs and the digests of ``ramps.safetensors``, of the backbone at other precisions and of the models at the
+input: changing it is a canary.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ RECORDS_FILE = "records.npz"
 PROFILE_FILE = "profile.json"
 PROBE_FILE = "probe.npz"
 MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+BYTES = "BYTES"  # the protocol's datatype of strings
 
 HeadKind = Literal["pooled-linear", "grid-linear", "grid-mlp", "conv", "mean-linear", "mean-mlp", "own", "model"]
 
@@ -70,10 +74,48 @@ class TensorSpec:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a row of this shape is taken."""
+        if self.datatype == BYTES:  # a row is one string, or so many in a line
+            return shape in ((), *((n,) for n in range(1, self.longest + 1)))
         sizes = [(self.longest if want < 0 else want, want < 0) for want in self.shape]
         return len(shape) == len(sizes) and all(
             1 <= got <= size if varies else got == size for got, (size, varies) in zip(shape, sizes, strict=True)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSteps:
+    """From a JPEG or PNG to a row of the model's input, uint8; scale and mean are part of the graph.
+
+    ``resize`` is the shorter side, or [height, width]; ``crop`` [height, width] is cut out of the middle afterwards.
+    Either may be empty, not both. ``resample`` is Pillow's filter. ``mode`` is RGB or L (gray).
+    """
+
+    resize: tuple[int, ...] = ()
+    crop: tuple[int, ...] = ()
+    resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
+    mode: Literal["RGB", "L"] = "RGB"
+    channels_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TextSteps:
+    """From a text, or a pair of texts, to token ids by the bundle's ``tokenizer.json``; longer ones are cut to
+    ``tokens``."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocess:
+    """What clients send in the place of the model's input, of datatype BYTES: encoded images or texts."""
+
+    image: ImageSteps | None = None
+    text: TextSteps | None = None
+
+    @property
+    def input(self) -> TensorSpec:
+        """The input that clients see: a string for each row, or for texts that come in pairs two."""
+        return TensorSpec("image" if self.image is not None else "text", BYTES, (), longest=1 if self.image else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +197,12 @@ class Manifest:
     precisions: tuple[PrecisionSpec, ...] = ()
     scale: Scale | None = None
     task: TaskSpec | None = None
+    preprocess: Preprocess | None = None
+
+    @property
+    def asks_for(self) -> tuple[TensorSpec, ...]:
+        """The inputs as clients send them."""
+        return self.inputs if self.preprocess is None else (self.preprocess.input,)
 
     @property
     def does(self) -> Task:
@@ -274,6 +322,19 @@ class Profile:
 def side_model_file(ramp_id: str) -> str:
     """Name of the bundle's file with the model of a ramp of head ``model``."""
     return f"ramp-{ramp_id}.onnx"
+
+
+def backbone_digest(files: Mapping[str, str], preprocess: Preprocess | None = None) -> str:
+    """Digest of a model: of its graph, and of the steps before it where there are any. ``sha256:`` and 64 hex digits.
+
+    ``files`` maps the bundle's files to their SHA-256 (hex).
+    """
+    if preprocess is None:
+        return "sha256:" + files[BACKBONE_FILE]
+    content: list[Any] = [files[BACKBONE_FILE], asdict(preprocess)]
+    if preprocess.text is not None:
+        content.append(files[TOKENIZER_FILE])
+    return "sha256:" + hashlib.sha256(canonical_json(content)).hexdigest()
 
 
 def ramp_set_digest(

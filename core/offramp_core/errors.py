@@ -5,10 +5,33 @@
     ├── InvalidRecordsError (ValueError)    a records file breaks its contract; names the array and the row
     ├── InvalidSpecError (ValueError)       a manifest breaks a rule; names the field
     ├── InvalidBundleError (ValueError)     an exit bundle is broken, tampered with or foreign; names the file
+    │   └── StoreUnreadableError            the ramp-set store gives no file; it may later
     ├── PlanRefusedError (ValueError)       a worker cannot or must not run a plan; carries a machine-readable reason
+    │   └── PlanPostponedError              it may run the plan later without being asked again
     ├── ModelRefusedError (ValueError)      `prepare` cannot attach exits to this model; says why
     ├── DeliveryError                       a bundle could not be fetched; carries a machine-readable reason
-    └── UnavailableError                    something outside did not answer; retrying may help
+    ├── UnavailableError                    something outside did not answer; retrying may help
+    │   ├── AnswerRefusedError              a worker's answer is larger than allowed or not bounded
+    │   └── ApiUnavailableError             the API server did not answer
+    │       └── BusyError                   it turned the request away unread (429)
+    ├── ApiError                            the API server refused a request for good
+    │   ├── GoneError                       the object does not exist
+    │   ├── InvalidObjectError              the object is invalid (422, or a malformed 400)
+    │   ├── TooLargeError                   the object is larger than the API server or its store takes
+    │   └── ExpiredError                    a resource version is too old to watch from (410)
+    ├── NameTakenError                      an object of the name that a child needs belongs to somebody else
+    ├── StateFolderError                    the state folder of `offramp up` is in use, damaged or of another service
+    ├── ExecutorLostError                   every run of an executor failed for too long; the process must begin again
+    ├── OverloadedError                     a request was not taken: too many others wait
+    │   └── UnableError                     a request was not taken, and repeating it here would not help
+    ├── ClosedError                         a request for generation comes at a bad time; says when to come again
+    ├── BadRequestError                     a request is malformed; names the field
+    │   └── UnsupportedEncodingError        its Content-Encoding is not understood
+    ├── RequestError                        a request for generation is malformed; names the field
+    ├── SourceError                         the command line's source cannot be read or written
+    └── RefusedError                        a command is not possible in the present state
+
+An error that one package alone raises is defined there, beside what raises it.
 
 Too few samples is never an error: it is the value ``Undecided`` or "no certificate yet".
 """

@@ -69,7 +69,7 @@ class Reason(StrEnum):
     INVALID_IMAGE_NAME = "InvalidImageName", BAD, "worker", "As ImagePullBackOff: what is named is no image reference.", "correct `spec.model.uri` or `spec.worker.image`"
     DISK_FULL = "DiskFull", BAD, "worker fetch", "A node has no disk space left: for the image, for the worker, or so little that it evicted the pod.", "free space on the node that the message names, or add one"
     EVICTED = "Evicted", BAD, "kubelet", "The node ended the pod because it ran out of something, most often memory.", "set `spec.worker.resources.requests` to what a worker uses"
-    FAILED = "Failed", BAD, "worker", "The pod ended and will not be started again; its replacement is on the way.", "see what the node said in the message"
+    FAILED = "Failed", BAD, "worker", "The pod ended and will not be started again; its replacement is on the way.", "read the node's message"
     QUOTA_EXCEEDED = "QuotaExceeded", BAD, "worker", "The namespace's quota is used up, or asks workers to say what they use.", "raise the quota, free some of it, or lower `spec.worker.resources` or `spec.replicas`"
     LIMIT_RANGE = "LimitRange", BAD, "worker", "The namespace's LimitRange refuses what a worker asks for.", "change `spec.worker.resources` to what the message allows"
     CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError", BAD, "kubelet", "The kubelet cannot put the container together, most often because an object that it names is missing.", "make the object that the message names"
@@ -77,13 +77,13 @@ class Reason(StrEnum):
     OOM_KILLED = "OOMKilled", BAD, "worker", "The worker used more memory than its limit and the kernel ended it.", "raise `spec.worker.resources.limits.memory`"
     ERROR = "Error", BAD, "worker", "The worker ended with an exit code other than 0.", "read the last lines of the ended process"
     CRASHED = "Crashed", BAD, "worker", "A worker process of `offramp up` ended.", "read the worker's log in the state folder"
-    WORKER_FAILED = "WorkerFailed", BAD, "worker", "A worker cannot run and said no reason of its own.", "look at the pod that the message names"
+    WORKER_FAILED = "WorkerFailed", BAD, "worker", "A worker cannot run and gave no reason of its own.", "look at the pod that the message names"
     EXECUTOR_FAILING = "ExecutorFailing", BAD, "worker refusal", "Every run of a worker's executor fails: three batches in a row, and then the bundle's own probe, which no request can have spoiled.", "look at the node's device and its memory, and at `executor-failing` in the worker's log"
     INVALID_BUNDLE = "InvalidBundle", BAD, "worker fetch", "A worker has the bundle and will not serve it: a file is missing, changed or foreign, a digest is wrong, or the model does not reproduce its own probe on this processor; or the archive that it came in is refused (links, names that lead out of the folder, no manifest).", "make the bundle again and change `spec.model.uri`"
     INVALID_MODEL = "InvalidModel", BAD, "worker", "`spec.model.uri` cannot be carried out where the service runs: a cluster mounts `oci://IMAGE`, and a `file://` path means nothing on a node that the scheduler picks.", "make the bundle an image, push it, and write `oci://IMAGE`"
     WORKER_CLASS_NOT_FOUND = "WorkerClassNotFound", BAD, "worker WorkerClassUsable=False", "There is no WorkerClass of the name in `spec.worker.className`, or not any more.", "make the class, or name another one"
     WORKER_CLASS_CONTRADICTED = "WorkerClassContradicted", BAD, "worker WorkerClassUsable=False", "The service and its WorkerClass say two different things about one field of the workers, which the message names.", "remove the field from `spec.worker`, or change the class"
-    WORKER_CLASSES_UNREADABLE = "WorkerClassesUnreadable", BAD, "worker WorkerClassUsable=False", "`spec.worker.className` is set, and the operator may not read WorkerClasses, or the cluster does not have the kind: a release that watches some namespaces alone reads no kind of the whole cluster unless it is told to.", "install the chart that belongs to the operator, with `scope.workerClasses: true`, or remove `className`"
+    WORKER_CLASSES_UNREADABLE = "WorkerClassesUnreadable", BAD, "worker WorkerClassUsable=False", "`spec.worker.className` is set, and the operator may not read WorkerClasses, or the cluster does not have the kind: a release that watches some namespaces alone reads no kind of the whole cluster unless it is configured to.", "install the chart that belongs to the operator, with `scope.workerClasses: true`, or remove `className`"
     FIELD_DEPRECATED = "FieldDeprecated", WARNING, "DeprecatedFields=True", "`DeprecatedFields` is True: the spec has a field that changes nothing any more, or that the next release will not read; the message says what to write instead.", "change the manifest as the message says"
     NAME_TAKEN = "NameTaken", BAD, "worker", "An object that the operator must make exists already and belongs to somebody else: a Deployment, Service or PodDisruptionBudget of the service's name.", "delete it, or give the service another name"
     INVALID_SPEC = "InvalidSpec", BAD, "Ready=False Stalled=True worker", "The API server accepted the service, but something in the spec cannot be used: it breaks a rule that an older schema did not have, or the API server refuses the Deployment made from it.", "correct the field that the message names"
@@ -124,7 +124,7 @@ class Reason(StrEnum):
     WITHIN_BUDGET = "WithinBudget", GOOD, "AccuracyWithinBudget=True", "Audits do not show that the stable plan breaks its budget."
     EXITS_OFF = "ExitsOff", GOOD, "AccuracyWithinBudget=True event", "Every request is answered by the model itself, so nothing can disagree. As an Event: exits went off because the spec asks for it."
     BUDGET_EXCEEDED = "BudgetExceeded", BAD, "AccuracyWithinBudget=False", "`AccuracyWithinBudget` is False: audits prove with the budget's own confidence that the stable plan disagrees with the model more often than `maxDisagreement` allows.", "nothing by hand; to be sure at once, switch exits off"
-    INSUFFICIENT_SAMPLES = "InsufficientSamples", NEUTRAL, "LatencyObjectiveMet=Unknown AccuracyWithinBudget=Unknown", "Fewer than 100 requests (for latency) or 100 audited requests (for accuracy) have been seen under this plan, so nothing is said yet.", "send traffic, or wait"
+    INSUFFICIENT_SAMPLES = "InsufficientSamples", NEUTRAL, "LatencyObjectiveMet=Unknown AccuracyWithinBudget=Unknown", "Fewer than 100 requests (for latency) or 100 audited requests (for accuracy) have been seen under this plan, so there is no verdict yet.", "send traffic, or wait"
     SUFFICIENT = "Sufficient", GOOD, "NoExitCapacity=True", "The ready workers answer the peak of the last hour also with exits off."
     EXITS_OFF_WOULD_OVERLOAD = "ExitsOffWouldOverload", WARNING, "NoExitCapacity=False", "The most requests of the last hour are more than the ready workers answer with exits off.", "add the workers that the message asks for"
     OVERLOADED = "Overloaded", BAD, "NoExitCapacity=False", "As ExitsOffWouldOverload, and exits are off: after a rollback, or before the first plan.", "add the workers that the message asks for"
@@ -142,7 +142,7 @@ class Reason(StrEnum):
     RAMP_PROPOSED = "RampProposed", GOOD, "event", "A plan was certified, or a known one comes back, and its rollout begins."
     CANARY_STARTED = "CanaryStarted", NEUTRAL, "event", "The first step's share of batches runs the new plan."
     STEP_ADVANCED = "StepAdvanced", NEUTRAL, "event", "A step passed and the next one begins."
-    CANARY_RENEWED = "CanaryRenewed", NEUTRAL, "event", "Nobody pulled the workers for a minute, so they left the canary by themselves.", "look why the operator was away"
+    CANARY_RENEWED = "CanaryRenewed", NEUTRAL, "event", "Nobody pulled the workers for a minute, so they left the canary by themselves.", "find out why the operator was away"
     AWAITING_PROMOTION = "AwaitingPromotion", NEUTRAL, "VersionOnTrial=True event", "Every step has passed and `rollout.promotion` is Manual.", "promote or abort it"
     PROMOTED = "Promoted", GOOD, "event", "The new plan serves all traffic."
     ROLLING_BACK = "RollingBack", WARNING, "event", "A rollout has begun to end; its weight is 0 from the next epoch on.", "see the reason in the RampRollout"
@@ -151,11 +151,11 @@ class Reason(StrEnum):
     SUPERSEDED = "Superseded", NEUTRAL, "event", "A newer intent has ended a rollout."
     ACCURACY_REJECTED = "AccuracyRejected", BAD, "rollout", "The canary's audits disagree with the model more often than the budget allows, with more evidence than chance gives."
     DRIFT_REJECTED = "DriftRejected", BAD, "rollout", "The detector that watches a resting canary (paused, or waiting for a person) has seen its answers change."
-    SLOWNESS_REJECTED = "SlownessRejected", BAD, "rollout", "Of the slow batches more belong to the canary than its weight explains.", "look whether the profile was measured on the machines that serve"
+    SLOWNESS_REJECTED = "SlownessRejected", BAD, "rollout", "Of the slow batches more belong to the canary than its weight explains.", "check whether the profile was measured on the machines that serve"
     FAILURES_REJECTED = "FailuresRejected", BAD, "rollout", "Of the failed batches more belong to the canary than its weight explains; in a step of weight 100, where no stable arm serves beside it, surely more than one batch in a thousand fails.", "read the workers' logs for the cause"
     WORKER_CRASHED = "WorkerCrashed", BAD, "rollout", "A worker died while it executed a canary batch; it left a marker that says so.", "read the ended process's log"
     WORKER_RESTARTED = "WorkerRestarted", BAD, "rollout", "A worker restarted during the canary, whatever the cause.", "find out why it restarted"
-    ACK_TIMEOUT = "AckTimeout", BAD, "rollout", "Some worker did not run the step's epoch within two minutes.", "look whether the operator reaches the pod's admin port (8081)"
+    ACK_TIMEOUT = "AckTimeout", BAD, "rollout", "Some worker did not run the step's epoch within two minutes.", "check whether the operator reaches the pod's admin port (8081)"
     INCONCLUSIVE = "Inconclusive", WARNING, "rollout", "The step's deadline passed before the gates had seen enough.", "give steps more time, larger weights, or `onInconclusive: Hold`"
     DECISION_ABORT = "DecisionAbort", NEUTRAL, "rollout", "A person set `spec.decision: Abort`, for example with `offramp abort`."
     NEWER_INTENT = "NewerIntent", NEUTRAL, "rollout", "The service's budget, confidence, mode, pin, execution, overhead or precision changed, so what was begun for the old values is no longer wanted."
@@ -172,10 +172,10 @@ class Reason(StrEnum):
     DIGEST_MISMATCH = "DigestMismatch", BAD, "refusal worker fetch", "The plan belongs to another backbone or ramp set than the one that the worker has loaded. As a worker's reason: the bundle, or its image, does not have the digest that was asked for.", "take a pin's digest from `kubectl offramp export`; for a bundle, push it again or correct `spec.model`"
     RAMP_SET_NOT_HELD = "RampSetNotHeld", BAD, "refusal", "The plan, or a ramp set on trial, needs a ramp set that the ramp-set store cannot give: it is damaged, was made for another bundle, or could not be read for a minute.", "put the set's folder back into the store if the plan that serves needs it"
     TOO_MANY_RAMP_SETS = "TooManyRampSets", BAD, "refusal", "The document needs more ramp sets than the two that a worker holds.", "report it, with the operator's version"
-    BAD_SIGNATURE = "BadSignature", BAD, "refusal", "The plan was not signed with the key that the worker trusts.", "look whether every operator mounts the same signing key"
+    BAD_SIGNATURE = "BadSignature", BAD, "refusal", "The plan was not signed with the key that the worker trusts.", "check whether every operator mounts the same signing key"
     FOREIGN_SERVICE = "ForeignService", BAD, "refusal", "The plan was signed for another service, or for an earlier service of the same name.", "look for something that copies ConfigMaps between services, if it lasts"
     STALE_EPOCH = "StaleEpoch", NEUTRAL, "refusal", "The plan is older than the one that the worker has."
-    MALFORMED = "Malformed", BAD, "refusal", "The plan document does not parse, or holds values out of range.", "look whether operator and workers are of versions that go together"
+    MALFORMED = "Malformed", BAD, "refusal", "The plan document does not parse, or holds values out of range.", "check whether operator and workers are of versions that go together"
     UNSUPPORTED = "Unsupported", BAD, "refusal", "The worker's executor cannot run this plan on this machine, or the plan's stages do not reproduce the model's answers on the bundle's probe.", "prepare the bundle on the same kind of processor that serves"
 
     # --- tuning and training
@@ -214,14 +214,14 @@ class Reason(StrEnum):
 
 
 PassedOn = NewType("PassedOn", str)
-"""Somebody else's word, as it was said: Kubernetes', an autoscaler's, or one that was read back and may be of another
+"""Somebody else's word, unchanged: Kubernetes', an autoscaler's, or one that was read back and may be of another
 release. Never a literal."""
 AnyReason: TypeAlias = Reason | PassedOn
 MaybeReason: TypeAlias = Reason | PassedOn | Literal[""]
 
 
-def as_said(word: str) -> AnyReason:
-    """A word that came from elsewhere: one that is known here, or as it was said."""
+def parse_reason(word: str) -> AnyReason:
+    """A word that came from elsewhere: one that is known here, or the word itself."""
     return Reason.of(word) or PassedOn(word)
 
 

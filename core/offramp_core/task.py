@@ -133,20 +133,20 @@ class Task(ABC):
     def answers(self, outputs: Outputs) -> Answers:
         """The model's outputs (n, width) as answers (n, ...)."""
 
-    def exit_outputs(self, said: Outputs) -> Outputs:
-        """What an exit says (n, head_width) as the model would have said it, (n, width)."""
-        return self.scale.from_logits(said)
+    def exit_outputs(self, outputs: Outputs) -> Outputs:
+        """An exit's outputs (n, head_width) in the scale of the model's, (n, width)."""
+        return self.scale.from_logits(outputs)
 
-    def exit_answers(self, said: Outputs) -> Answers:
+    def exit_answers(self, outputs: Outputs) -> Answers:
         """What an exit says (n, head_width), or the model itself in logits (n, width), as answers (n, ...)."""
-        return self.answers(self.exit_outputs(said))
+        return self.answers(self.exit_outputs(outputs))
 
     @abstractmethod
     def losses(self, given: Answers, reference: Answers) -> LossArray:
         """What answers (n, ...) lose against the reference's (n, ...), in [0, 1]; the leading axes broadcast."""
 
     @abstractmethod
-    def raw_score(self, said: Outputs) -> LossArray:
+    def raw_score(self, outputs: Outputs) -> LossArray:
         """How unsure an exit is by what it says (n, head_width) → (n,): lower is more certain, +inf for a row that is
         not finite."""
 
@@ -186,14 +186,14 @@ class _Top1(Task):
     def answers(self, outputs: Outputs) -> LabelArray:
         return top_labels(outputs)
 
-    def exit_answers(self, said: Outputs) -> LabelArray:
-        return top_labels(said)  # probabilities may tie where logits do not
+    def exit_answers(self, outputs: Outputs) -> LabelArray:
+        return top_labels(outputs)  # probabilities may tie where logits do not
 
     def losses(self, given: Answers, reference: Answers) -> LossArray:
         return np.asarray(given != reference, dtype=np.float64)
 
-    def raw_score(self, said: Outputs) -> LossArray:
-        return raw_score(said)
+    def raw_score(self, outputs: Outputs) -> LossArray:
+        return raw_score(outputs)
 
     def recorded(self, exits: Answers, *, final: Answers, reference: Answers) -> dict[str, npt.NDArray[Any]]:
         return {"prediction": exits, "final": final, "reference": reference}
@@ -227,8 +227,8 @@ class _TopK(Task):
         best: LabelArray = np.argsort(-outputs, axis=1, kind="stable")[:, : self.spec.k].astype(np.int64)
         return _without_answer(best, outputs)
 
-    def exit_answers(self, said: Outputs) -> LabelArray:
-        return self.answers(said)
+    def exit_answers(self, outputs: Outputs) -> LabelArray:
+        return self.answers(outputs)
 
     def losses(self, given: Answers, reference: Answers) -> LossArray:
         found = (given[..., :, None] == reference[..., None, :]).any(axis=-1)
@@ -236,11 +236,11 @@ class _TopK(Task):
             return np.asarray(~found.all(axis=-1), dtype=np.float64)
         return np.asarray(1.0 - found.mean(axis=-1))
 
-    def raw_score(self, said: Outputs) -> LossArray:
+    def raw_score(self, outputs: Outputs) -> LossArray:
         """The gap between the last class that is named and the first that is not, its sign turned."""
         k = self.spec.k
-        best = -np.sort(-said.astype(np.float64), axis=1)[:, k - 1 : k + 1]
-        return _finite_or_infinite(best[:, 1] - best[:, 0], said)
+        best = -np.sort(-outputs.astype(np.float64), axis=1)[:, k - 1 : k + 1]
+        return _finite_or_infinite(best[:, 1] - best[:, 0], outputs)
 
 
 class _Labels(Task):
@@ -274,12 +274,12 @@ class _Labels(Task):
         given: LabelArray = (outputs > self._limits).astype(np.int64)
         return _without_answer(given, outputs)
 
-    def raw_score(self, said: Outputs) -> LossArray:
+    def raw_score(self, outputs: Outputs) -> LossArray:
         """Log odds against all labels being right, were they independent: with m = |logit - threshold|, log(prod(1 +
         exp(-m)) - 1)."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            doubt = np.log1p(np.exp(-np.abs(said.astype(np.float64) - self.offsets))).sum(axis=1)
-            return _finite_or_infinite(np.log(np.expm1(doubt)), said)
+            doubt = np.log1p(np.exp(-np.abs(outputs.astype(np.float64) - self.offsets))).sum(axis=1)
+            return _finite_or_infinite(np.log(np.expm1(doubt)), outputs)
 
 
 class _MultiLabel(_Labels):
@@ -350,8 +350,8 @@ class _Values(Task):
     def answers(self, outputs: Outputs) -> Answers:
         return outputs
 
-    def exit_outputs(self, said: Outputs) -> Outputs:
-        return said[:, : self.width]
+    def exit_outputs(self, outputs: Outputs) -> Outputs:
+        return outputs[:, : self.width]
 
     def errors(self, given: Outputs, reference: Outputs) -> LossArray:
         """How far answers are from the reference's, in tolerances; infinite where that cannot be told."""
@@ -363,8 +363,8 @@ class _Values(Task):
         same = ((given == reference) | (np.isnan(given) & np.isnan(reference))).all(axis=-1)
         return np.asarray((self.errors(given, reference) > 1) & ~same, dtype=np.float64)
 
-    def raw_score(self, said: Outputs) -> LossArray:
-        return _finite_or_infinite(said[:, -1].astype(np.float64), said)
+    def raw_score(self, outputs: Outputs) -> LossArray:
+        return _finite_or_infinite(outputs[:, -1].astype(np.float64), outputs)
 
 
 class _Regression(_Values):
@@ -475,8 +475,8 @@ def _without_answer(answers: LabelArray, outputs: Outputs) -> LabelArray:
     return answers
 
 
-def _finite_or_infinite(score: LossArray, said: Outputs) -> LossArray:
-    return np.where(np.isfinite(said).all(axis=1), score, np.inf)
+def _finite_or_infinite(score: LossArray, outputs: Outputs) -> LossArray:
+    return np.where(np.isfinite(outputs).all(axis=1), score, np.inf)
 
 
 def _length(vectors: Outputs) -> LossArray:

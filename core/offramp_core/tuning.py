@@ -478,7 +478,7 @@ def _check(records: Records, request: TuningRequest) -> None:
     check_scores(records)
     check_slices(records, request.slices)
     if records.time is None and (request.consumed_through is not None or request.discard_before is not None):
-        raise InvalidRecordsError("time is missing; without it used records cannot be told from fresh ones")
+        raise InvalidRecordsError("time is missing; without it used records cannot be distinguished from fresh ones")
 
 
 def check_scores(records: Records) -> None:

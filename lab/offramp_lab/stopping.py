@@ -101,7 +101,7 @@ def corridor(rate: float, *, lower: IntArray | None = None, upper: IntArray | No
         raise InvalidArgumentError(f"rate is {rate}; it must lie in [0, 1]")
     given = [bound for bound in (lower, upper) if bound is not None]
     if not given or any(bound.shape != given[0].shape for bound in given):
-        raise InvalidArgumentError("corridor needs lower, upper or both, of one shape [looks]")
+        raise InvalidArgumentError("corridor needs lower, upper or both, of one shape [observations]")
     looks = len(given[0])
     highest = looks if rate == 1 else binomial.isf(_NEGLIGIBLE, looks, rate) if rate else 0
     floor = np.full(looks, -1) if lower is None else np.maximum(lower, -1)

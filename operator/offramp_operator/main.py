@@ -78,9 +78,9 @@ class Operator:
         self._leading: asyncio.Task[None] | None = None
         self._seeing: asyncio.Task[None] | None = None
         self._pages: list[web.AppRunner] = []
-        onlookers = () if self._board is None else (self._board,)
+        listeners = () if self._board is None else (self._board,)
         service_kind = services(
-            settings.workers, key, instance=settings.identity, metrics=self._metrics, onlookers=onlookers
+            settings.workers, key, instance=settings.identity, metrics=self._metrics, listeners=listeners
         )
         self._registry = Registry(service_kind, *more)
 
@@ -88,7 +88,7 @@ class Operator:
         """Be run by kopf until told to stop, or until a part ends by itself. Returns the exit code."""
         handlers = runtime.registry(
             start=self._start,
-            told=self._told,
+            on_event=self._on_event,
             failed=self._metrics.event_failed,
             listed_anew=self._listed_anew,
             end=self._end,
@@ -187,9 +187,9 @@ class Operator:
 
     # --- seeing --------------------------------------------------------------------------------------
 
-    def _told(self, kind: Kind, happened: str | None, obj: Object) -> None:
+    def _on_event(self, kind: Kind, happened: str | None, obj: Object) -> None:
         assert self._feed is not None
-        self._feed.told(kind, happened, obj)
+        self._feed.on_event(kind, happened, obj)
 
     def _listed_anew(self) -> None:
         if self._feed is not None:
@@ -265,8 +265,8 @@ class Operator:
         try:
             return [await serve_web(page, host=None if settings.address else "127.0.0.1", port=settings.port)]
         except OSError as error:  # a page must not keep anybody from leading
-            told = f"port {settings.port} cannot be used for the web page: {error.strerror or error}"
-            log_event("web-failed", told, level=logging.ERROR)
+            message = f"port {settings.port} cannot be used for the web page: {error.strerror or error}"
+            log_event("web-failed", message, level=logging.ERROR)
             return []
 
     def _web_url(self) -> str:

@@ -25,7 +25,7 @@ from offramp_core.control.objects import FINISHED, Config, Measured, Rollout, Ro
 from offramp_core.control.pace import Standing
 from offramp_core.control.snapshot import Decision, Worker
 from offramp_core.control.spec import ServiceSpec
-from offramp_operator.shell.onlook import Seen
+from offramp_operator.shell.listeners import Seen
 from offramp_operator.shell.platform import ServiceKey
 
 PASS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -191,7 +191,7 @@ class _Service:
 
 
 class Metrics:
-    """The operator's metrics, in a registry of their own. An :class:`offramp_operator.shell.onlook.Onlooker`."""
+    """The operator's metrics, in a registry of their own. An :class:`offramp_operator.shell.listeners.PassListener`."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -217,7 +217,7 @@ class Metrics:
         )
         self._event_errors = Counter(
             "earlyexit_operator_event_errors_total",
-            "Events of a watch that could not be taken: a fault of the operator, told in its log.",
+            "Events of a watch that could not be taken: a fault of the operator; see its log.",
             registry=self.registry,
         )
         self._queued = Gauge("earlyexit_operator_queue_keys", "Services that wait for a pass.", registry=self.registry)
@@ -373,12 +373,12 @@ def service_samples(seen: Seen) -> Iterator[Sample]:
 
 
 def _worker_samples(workers: Sequence[Worker], status: ServiceStatus) -> Iterator[Sample]:
-    told = status.workers
+    fleet = status.workers
     states = {
-        "desired": told.desired,
-        "ready": told.ready,
-        "acknowledged": told.acked,
-        "quarantined": len(told.quarantined),
+        "desired": fleet.desired,
+        "ready": fleet.ready,
+        "acknowledged": fleet.acked,
+        "quarantined": len(fleet.quarantined),
         "answering": sum(w.state is not None for w in workers),
         "failed": sum(bool(w.endpoint.failure) for w in workers),
         "breaker_open": sum(w.state is not None and w.state.breaker_open for w in workers),
@@ -388,12 +388,12 @@ def _worker_samples(workers: Sequence[Worker], status: ServiceStatus) -> Iterato
 
 
 def _capacity_samples(spec: ServiceSpec, status: ServiceStatus) -> Iterator[Sample]:
-    told = status.capacity
+    capacity = status.capacity
     floor = "Fixed" if spec.autoscaling is None else spec.autoscaling.no_exit_floor
     if (ratio := headroom(status)) is not None:
         yield "earlyexit_service_no_exit_headroom_ratio", (floor,), ratio
-    yield "earlyexit_service_no_exit_workers", ("needed",), told.needed
-    yield "earlyexit_service_no_exit_workers", ("floor",), told.floor
+    yield "earlyexit_service_no_exit_workers", ("needed",), capacity.needed
+    yield "earlyexit_service_no_exit_workers", ("floor",), capacity.floor
 
 
 def _plan_samples(stable: Config | None) -> Iterator[Sample]:

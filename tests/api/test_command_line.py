@@ -154,7 +154,7 @@ def test_a_manager_promotes_what_waits_may_take_it_back_and_then_nothing_changes
     taken_back = offramp(MANAGER, "abort", "sim")
     assert taken_back.exit_code == 0 and spec_of(users)["decision"] == "Abort"
     late = offramp(MANAGER, "promote", "sim")
-    assert late.exit_code == 1 and "told to abort, and that is final" in late.stderr
+    assert late.exit_code == 1 and "set to abort, and that is final" in late.stderr
 
 
 def test_a_manager_pauses_resumes_and_aborts(place: Place, offramp: Offramp, users: Any) -> None:

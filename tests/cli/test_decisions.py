@@ -56,7 +56,7 @@ def test_a_finished_rollout_takes_no_decision(in_state: InState, state: str, dec
 @pytest.mark.parametrize("decide", [decisions.promote, decisions.pause, decisions.resume])
 def test_abort_is_final(in_state: InState, decide: Callable[..., Any]) -> None:
     family, rollout = of(in_state, "awaiting")
-    assert "told to abort, and that is final" in refused(decide, family, replace(rollout, decision="Abort"))
+    assert "set to abort, and that is final" in refused(decide, family, replace(rollout, decision="Abort"))
 
 
 def test_a_promotion_may_still_be_aborted(in_state: InState) -> None:
@@ -92,7 +92,7 @@ class TestApprove:
     def test_approving_is_to_promote_the_rollout_that_waits_for_it(self, in_state: InState) -> None:
         family, rollout = of(in_state, "recommended")
         change = decisions.approve(family, rollout)
-        assert change.spec == {"decision": "Promote"} and f"{rollout.to_config} is approved" in change.told
+        assert change.spec == {"decision": "Promote"} and f"{rollout.to_config} is approved" in change.message
         assert decisions.approve(family, replace(rollout, decision="Promote")).spec == {}
 
     @pytest.mark.parametrize("state", ["promoted_once", "progressing", "pin_in_canary"])

@@ -28,7 +28,7 @@ from offramp_core.control.snapshot import (
 )
 from offramp_core.control.spec import parse_spec
 from offramp_core.evidence.meter import HoldbackMeter
-from offramp_core.evidence.slow import BatchShape, told_limits
+from offramp_core.evidence.slow import BatchShape, parse_limits
 from offramp_core.plan import Plan
 from offramp_core.precision import Precision
 from offramp_core.protocol import (
@@ -214,7 +214,7 @@ class SimWorker:
         shape = BatchShape(size, length if self.tells_lengths else 0)
         limit = None
         if doc is not None:
-            limit = told_limits(doc.slow_seconds, doc.slow_seconds_by_length if shape.length else {}).of(shape)
+            limit = parse_limits(doc.slow_seconds, doc.slow_seconds_by_length if shape.length else {}).of(shape)
         if limit is not None and canary and doc is not None:
             limit *= 1 + doc.max_overhead
         add(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from fleet import BACKBONE, RAMP_SET, RAMPS  # type: ignore[import-not-found]
 
-from offramp_core.control.holdback import look
+from offramp_core.control.holdback import update_measured
 from offramp_core.control.objects import Measured
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.plan import Plan, RampThreshold
@@ -59,4 +59,4 @@ def looked(
         "now": now,
         **changes,
     }
-    return look(before, reports, **asked)
+    return update_measured(before, reports, **asked)

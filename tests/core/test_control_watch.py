@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, pool  # type: ignore[import-not-found]
 
-from offramp_core.control.watch import RUN_LENGTH, Told, Watch, watched
+from offramp_core.control.watch import RUN_LENGTH, Reported, Watch, watched
 from offramp_core.evidence import detector
 from offramp_core.evidence.losses import Losses, count
 from offramp_core.plan import Plan, RampThreshold
@@ -109,7 +109,7 @@ def quiet(rng: np.random.Generator, budget: float = 0.01) -> detector.DetectorSt
 
 def lost_at_once(n: int, state: detector.DetectorState, budget: float) -> Watch:
     """A fleet of two of which one was just scaled away, with ``n`` open audits."""
-    seen = {("a", 1, PLAN.content_hash): Told(500, 500 - n), ("b", 1, PLAN.content_hash): Told()}
+    seen = {("a", 1, PLAN.content_hash): Reported(500, 500 - n), ("b", 1, PLAN.content_hash): Reported()}
     return seeing(Watch(PLAN.content_hash, budget, state, seen), told("b", (0, 0)), budget=budget)
 
 

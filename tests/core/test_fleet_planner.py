@@ -395,6 +395,8 @@ NAN = float("nan")
         (pool(), "cost_per_hour", NAN),
         (pool(), "cost_per_hour", "1"),
         (pool(), "max_workers", -1),
+        (pool(), "max_workers", 10**9),
+        (service(), "rate", 1e300),
         (pool(), "max_workers", 1.5),
         (pool(), "max_workers", True),
         (pool(), "worker_memory_bytes", 0),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.generation.drafts import FIRST_TRIALS, KEPT_CONTEXTS, NONE, Context, Drafts, Setting, load_class
+from offramp_core.generation.classes import HALVED_AFTER, KEPT_CLASSES, KNOWN_AFTER, NEW_NAMES, Classes
+from offramp_core.generation.drafts import FIRST_TRIALS, NONE, Context, Drafts, Setting, load_class
 
 GOOD, BAD = Setting("exit-8", 4), Setting("ngram", 8)
 ALONE = Context("", 1)
@@ -68,7 +69,8 @@ def test_code_and_prose_have_each_what_serves_them_best(seed: int) -> None:
     for _ in range(400):
         traffic.serve(1, {NONE: 1.0, GOOD: 0.9, BAD: 0.5}, context=code)
         traffic.serve(1, {NONE: 1.0, GOOD: 1.2, BAD: 1.3}, context=prose)
-    assert traffic.drafts.serving() == {code: BAD, prose: NONE}
+    serving = traffic.drafts.serving()
+    assert (serving[code], serving[prose]) == (BAD, NONE)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -101,11 +103,86 @@ def test_whatever_is_observed_a_known_setting_is_chosen(draw: float, tokens: int
     assert drafts.choose(ALONE, draw=draw) in (NONE, GOOD, BAD)
 
 
-def test_what_is_remembered_is_bounded_however_many_classes_requests_name() -> None:
+@pytest.mark.parametrize(
+    ("each", "apart"), [(1, 100), (KNOWN_AFTER - 1, 100), (KNOWN_AFTER, 100), (3 * KNOWN_AFTER, 20)]
+)
+def test_a_flood_of_new_names_takes_nothing_from_a_class_that_carries_traffic(each: int, apart: int) -> None:
+    traffic = Traffic(Drafts((GOOD, BAD)))
+    code, paces = Context("code", 1), {NONE: 1.0, GOOD: 0.5, BAD: 1.3}
+    traffic.serve(300, paces, context=code)
+    for i in range(10_000):  # each name comes so many times in a row
+        traffic.serve(1, paces, context=Context(f"flood-{i // each}", 1))
+        if i % apart == 0:
+            traffic.serve(1, paces, context=code)
+    assert traffic.drafts.serving()[code] == GOOD
+    traffic.chosen.clear()
+    traffic.serve(50, paces, context=code)
+    assert traffic.share(GOOD, last=50) > 0.9, "nothing has to be learned again"
+
+
+def test_what_is_remembered_is_bounded_whatever_requests_name_and_however_many_are_computed() -> None:
     drafts = Drafts((GOOD,))
-    for i in range(10 * KEPT_CONTEXTS):
-        drafts.observe(Context(f"class-{i}", 1), NONE, seconds=1.0, tokens=10)
-    assert len(drafts.serving()) == KEPT_CONTEXTS
+    for i in range(40_000):
+        context = Context(f"class-{i // KNOWN_AFTER}", 1 << i % 40, sampled=i % 2 == 1)
+        drafts.choose(context, draw=0.5)
+        drafts.observe(context, NONE, seconds=1.0, tokens=10)
+    loads = 9  # 1 to 256
+    assert len(drafts.serving()) <= (KEPT_CLASSES + 1) * loads * 2
+
+
+def test_a_class_that_was_displaced_while_its_answer_was_written_is_learned_about_without_its_name() -> None:
+    drafts = Drafts((GOOD,))
+    drafts.observe(Context("gone", 1), NONE, seconds=1.0, tokens=10)
+    assert list(drafts.serving()) == [ALONE]
+
+
+NAMES = st.lists(st.integers(0, 60).map(str) | st.just(""), max_size=400)
+
+
+@given(NAMES)
+def test_one_class_takes_another_s_place_only_with_more_requests(names: list[str]) -> None:
+    classes, seen = Classes(), dict[str, int]()
+    for name in names:  # fewer than after which counts are halved
+        seen[name] = seen.get(name, 0) + 1
+        before = name in classes
+        if gone := classes.count(name):
+            assert not before and seen[name] > seen[gone] and seen[name] >= KNOWN_AFTER
+        assert len(classes) <= KEPT_CLASSES and "" not in classes
+        assert name not in classes or seen[name] >= KNOWN_AFTER
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, KEPT_CLASSES))
+def test_classes_with_a_share_of_the_traffic_stay_known_whatever_names_the_others_send(seed: int, n: int) -> None:
+    random, classes = np.random.default_rng(seed), Classes()
+    regular = [f"class-{i}" for i in range(n)]
+    for name in regular:
+        for _ in range(KNOWN_AFTER):
+            classes.count(name)
+    for i in range(2 * HALVED_AFTER):  # half of the requests are theirs, the others' names come a few times each
+        foreign = f"flood-{i // int(random.integers(1, KNOWN_AFTER))}"
+        classes.count(regular[i // 2 % n] if i % 2 else foreign)
+        assert all(name in classes for name in regular)
+
+
+def test_a_class_becomes_known_in_the_middle_of_a_flood() -> None:
+    classes = Classes()
+    for i in range(KNOWN_AFTER * NEW_NAMES):
+        classes.count(f"flood-{i}")
+        if i % (NEW_NAMES - 1) == 0:
+            classes.count("late")
+    assert "late" in classes and len(classes) == 1
+
+
+def test_a_class_that_nobody_names_any_more_makes_room() -> None:
+    classes = Classes()
+    for i in range(KEPT_CLASSES):
+        for _ in range(100):
+            classes.count(f"old-{i}")
+    for _ in range(8 * HALVED_AFTER):
+        classes.count("busy")
+    for _ in range(KNOWN_AFTER + 1):
+        classes.count("new")
+    assert "busy" in classes and "new" in classes and len(classes) == KEPT_CLASSES
 
 
 def test_loads_are_told_apart_by_powers_of_two() -> None:

@@ -21,7 +21,7 @@ from offramp_core.control.gates import GateInput, slowness
 from offramp_core.control.objects import ArmTally, BothArms, GateStatus, RolloutStatus
 from offramp_core.control.slowness import LARGEST_CHEAP_EXPOSURE, most_judged
 from offramp_core.evidence.exposure import LARGEST_BATCH_EXPOSURE, noticed_slowdown
-from offramp_core.evidence.slow import MAX_LIMITS, BatchShape, Judged, by_shape, shape_of, slow_limits, told_limits
+from offramp_core.evidence.slow import MAX_LIMITS, BatchShape, Judged, by_shape, parse_limits, shape_of, slow_limits
 from offramp_core.sketch import SecondsSketch
 
 NOW = Judge(by_length=True, request_rate=100.0)
@@ -123,7 +123,7 @@ def test_a_document_carries_the_limits_of_the_shapes_that_most_batches_have_and_
 def test_limits_are_read_as_they_are_written() -> None:
     limits = slow_limits({BatchShape(4, 16): SecondsSketch({-300: 80}), BatchShape(2): SecondsSketch({-100: 30})})
     by_rows = {str(rows): seconds for rows, seconds in limits.by_rows.items()}
-    assert told_limits(by_rows, {str(shape): seconds for shape, seconds in limits.by_shape.items()}) == limits
+    assert parse_limits(by_rows, {str(shape): seconds for shape, seconds in limits.by_shape.items()}) == limits
 
 
 @pytest.mark.parametrize("text", ["", "x", "4x", "x16", "4x16x2", "-4x16", "4 x 16", "٤x16", "1" * 30])

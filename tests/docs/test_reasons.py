@@ -21,7 +21,7 @@ CODE = [
     for path in (ROOT / package).rglob("*.py")
     if path != REGISTRY
 ]
-AS_IT_WAS_SAID = ("PassedOn", "as_said")
+AS_IT_WAS_SAID = ("PassedOn", "parse_reason")
 
 
 def nodes() -> Iterator[ast.AST]:

@@ -16,7 +16,7 @@ import pytest
 from offramp_core.errors import DeliveryError
 from offramp_operator.kube.failures import MESSAGE_LIMIT, creation_failure, failure
 from offramp_operator.kube.kinds import POD
-from offramp_operator.kube.slim import read_event, slim
+from offramp_operator.kube.trim import read_event, trim
 
 BUNDLE, WORKER = "registry.example/digits:1", "registry.example/offramp/worker:1"
 GPU = "nvidia.com/gpu"
@@ -425,7 +425,7 @@ def test_what_keeps_a_pod_from_running_is_told(status: dict[str, Any], reason: s
     pod = _pod(**status)
     _, watched = read_event(POD, json.dumps({"type": "MODIFIED", "object": pod}).encode())
     # What the cache keeps of a pod is all that there is to tell it from.
-    assert failure(pod) == failure(slim(POD, pod)) == failure(watched) == (reason, sentence)
+    assert failure(pod) == failure(trim(POD, pod)) == failure(watched) == (reason, sentence)
 
 
 @pytest.mark.parametrize(("message", "reason", "sentence"), CREATIONS.values(), ids=CREATIONS.keys())
@@ -544,15 +544,15 @@ def test_a_claim_that_cannot_be_mounted_is_told_with_the_next_step(name: str) ->
     assert said in message and "; " in message
 
 
-def test_what_explains_a_failure_survives_the_slimming_of_pods() -> None:
+def test_what_explains_a_failure_survives_the_trimming_of_pods() -> None:
     pod = _pod(**_waiting("ErrImagePull", _resolve(BUNDLE, f"{BUNDLE}: not found")))
     pod |= {"apiVersion": "v1", "kind": "Pod"}
     pod["metadata"] |= {"uid": "u", "resourceVersion": "7"}
     line = msgspec.json.encode({"type": "ADDED", "object": pod})
-    for slimmed in (slim(POD, pod), read_event(POD, line)[1]):
-        assert failure(slimmed) == failure(pod)
-        assert f"the bundle {BUNDLE}" in failure(slimmed)[1]
+    for trimmed in (trim(POD, pod), read_event(POD, line)[1]):
+        assert failure(trimmed) == failure(pod)
+        assert f"the bundle {BUNDLE}" in failure(trimmed)[1]
     dead = _pod(
         containerStatuses=[{"name": "worker", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
     )
-    assert "its limit of 512Mi" in failure(slim(POD, dead | {"apiVersion": "v1", "kind": "Pod"}))[1]
+    assert "its limit of 512Mi" in failure(trim(POD, dead | {"apiVersion": "v1", "kind": "Pod"}))[1]

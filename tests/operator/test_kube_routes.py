@@ -8,7 +8,7 @@ import pytest
 
 from offramp_operator.kube.kinds import HTTP_ROUTE
 from offramp_operator.kube.routes import has_let_go, trouble
-from offramp_operator.kube.slim import slim
+from offramp_operator.kube.trim import trim
 
 NEXT = "digits-next"
 
@@ -27,7 +27,7 @@ def route(*parents: list[tuple[str, str, int]], weight: int | None = 0, generati
         }
         for i, conditions in enumerate(parents)
     ]
-    return slim(
+    return trim(
         HTTP_ROUTE,
         {
             "metadata": {"name": "digits", "namespace": "default", "generation": generation},

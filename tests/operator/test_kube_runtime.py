@@ -73,7 +73,7 @@ def test_an_event_that_cannot_be_taken_is_counted_and_the_next_one_is(
         counted = b"earlyexit_operator_event_errors_total 1.0"
         await tools.eventually(lambda: counted in metrics.text(), what="the failed one is counted")
 
-    tools.run(running(tools, registry(tools, api, told=told, failed=metrics.event_failed), story))
+    tools.run(running(tools, registry(tools, api, on_event=told, failed=metrics.event_failed), story))
 
 
 @pytest.mark.slow
@@ -87,7 +87,9 @@ def test_a_watch_that_cannot_go_on_ends_the_process(restartable: Any, manifests:
 
     async def story() -> None:
         api.create(manifests.service(), keep=True)
-        task = asyncio.create_task(runtime.run(registry(tools, api, told=told), namespaces=(), stop=asyncio.Event()))
+        task = asyncio.create_task(
+            runtime.run(registry(tools, api, on_event=told), namespaces=(), stop=asyncio.Event())
+        )
         await listed.wait()
         api.request(
             "DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{ROLLOUT.plural}.{ROLLOUT.group}"
@@ -212,7 +214,7 @@ async def following(
     handlers = runtime.registry(
         start=nothing,
         end=nothing,
-        told=seen.told,
+        on_event=seen.told,
         failed=lambda: None,
         listed_anew=seen.anew,
         login=login or (lambda: server.client),
@@ -427,7 +429,7 @@ def test_a_watch_that_cannot_go_on_ends_the_others_though_they_are_not_answered(
             handlers = runtime.registry(
                 start=nothing,
                 end=nothing,
-                told=lambda *_: None,
+                on_event=lambda *_: None,
                 failed=lambda: None,
                 listed_anew=lambda: None,
                 login=lambda: server.client,
@@ -534,7 +536,7 @@ def test_kopf_writes_nothing_by_its_settings() -> None:
 
 def test_kopf_watches_our_kinds_and_only_by_events() -> None:
     handlers = runtime.registry(
-        start=nothing, told=lambda *_: None, failed=lambda: None, listed_anew=lambda: None, end=nothing
+        start=nothing, on_event=lambda *_: None, failed=lambda: None, listed_anew=lambda: None, end=nothing
     )
     assert {s.any_name for s in handlers._watching.get_all_selectors()} == {kind.plural for kind in OWN}
     assert not handlers._changing.get_all_handlers() and not handlers._spawning.get_all_handlers()

@@ -255,9 +255,9 @@ def test_a_training_that_runs_or_may_begin_again_elsewhere_is_waited_for() -> No
         (
             JOB,
             [pod(0, json.dumps({"ramp_set_digest": "../../etc", "rows": 1, "saving_before": 0, "saving_after": 1}))],
-            "told no result",
+            "reported no result",
         ),
-        (JOB, [pod(0, json.dumps({"rows": 1}))], "told no result"),
+        (JOB, [pod(0, json.dumps({"rows": 1}))], "reported no result"),
     ],
     ids=["error", "memory", "crash", "deadline", "wordless", "no digest", "no result"],
 )

@@ -54,7 +54,7 @@ async def _watching(tools: Any, api: Any, *, namespaces: tuple[str, ...]) -> Asy
     async with tools.client_of(api.kubeconfig) as client:
         handlers = runtime.registry(
             start=lambda: feed.begin(client, namespaces),
-            told=feed.told,
+            on_event=feed.on_event,
             failed=lambda: failed.append(True),
             listed_anew=feed.relist_soon,
             end=nothing,

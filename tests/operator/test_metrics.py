@@ -21,7 +21,7 @@ from offramp_core.control.gates import GateInput, read_gates  # noqa: E402
 from offramp_core.control.objects import ArmTally, BothArms  # noqa: E402
 from offramp_core.control.snapshot import Decision, Gathered  # noqa: E402
 from offramp_operator.metrics import SERVICE_COUNTERS, SERVICE_GAUGES, Metrics  # noqa: E402
-from offramp_operator.shell.onlook import Seen  # noqa: E402
+from offramp_operator.shell.listeners import Seen  # noqa: E402
 from offramp_operator.shell.platform import ServiceKey  # noqa: E402
 
 KEY = ServiceKey("default", "sim")

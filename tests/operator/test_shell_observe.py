@@ -398,7 +398,7 @@ def test_an_answer_that_repeats_itself_is_no_news_and_the_rest_is_part_of_the_lo
 
             async def news() -> bool:
                 before = made.observer.revision(KEY)
-                return await made.observer.look(KEY, [endpoint(a)], token=TOKEN) != before
+                return await made.observer.poll(KEY, [endpoint(a)], token=TOKEN) != before
 
             await made.pull(a)
             a.now, a.counts = 110.0, (ArmCounts(1, "stable", "h", requests=60),)

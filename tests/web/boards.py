@@ -11,7 +11,7 @@ from states import STATES  # type: ignore[import-not-found]
 
 from offramp_core.control.decide import decide
 from offramp_core.control.snapshot import Decision, Snapshot
-from offramp_operator.shell.onlook import Seen
+from offramp_operator.shell.listeners import Seen
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.web.board import Board
 

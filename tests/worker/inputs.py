@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import prepared
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 TYPES = {"UINT8": np.uint8, "FP16": np.float16}
@@ -55,3 +57,32 @@ def save_model(folder: Path, datatype: str, form: str) -> str:
     else:
         torch.onnx.export(program, dynamo=True, input_names=["pixels"], output_names=["scores"]).save(str(path))
     return str(path)
+
+
+def scores(kind: int) -> onnx.ModelProto:
+    """A linear layer in half precision that a branch inside the graph goes through, over an input of some type."""
+    half, weight = TensorProto.FLOAT16, np.linspace(-1, 1, 12, dtype=np.float16).reshape(4, 3)
+    branch = [
+        helper.make_graph(
+            [helper.make_node("Add" if name == "then" else "Sub", ["h", "one"], [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, half, ["n", 4])],
+            [numpy_helper.from_array(np.array(1, np.float16), "one")],
+        )
+        for name in ("then", "else")
+    ]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=half),
+        helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True))),
+        helper.make_node("If", ["yes"], ["b"], then_branch=branch[0], else_branch=branch[1]),
+        helper.make_node("MatMul", ["b", "w"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, ["n", 4])],
+        [helper.make_tensor_value_info("y", half, ["n", 3])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

@@ -93,7 +93,7 @@ class Store:
         """A client that knows the store's name and trusts its authority."""
         authority = folder / "store-ca.pem"
         self.ca.cert_pem.write_to_path(str(authority))
-        with client(allow_private=allow_private, ca_file=authority, look_up=lambda host, port: ["127.0.0.1"]) as found:
+        with client(allow_private=allow_private, ca_file=authority, resolver=lambda host, port: ["127.0.0.1"]) as found:
             yield found
 
     def _handler(store) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler's own self is another one

@@ -25,7 +25,7 @@ from stages import behind, broken
 from offramp_core.batching import BATCHING
 from offramp_core.bundle import BatchProfile, Profile, TensorSpec, column_arrays, profile_arrays
 from offramp_core.evaluate import evaluate
-from offramp_core.evidence.slow import told_limits
+from offramp_core.evidence.slow import parse_limits
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.records import records_from_arrays
@@ -101,7 +101,7 @@ class Bench:
             seconds = [[STAGE_SECONDS] * 64] * len(stages)
             runtimes[arm] = Runtime(plan, audit_rate, counter, stages, tests, regrouping, seconds, breaker)
         off = replace(self.engine.active.off, audit_rate=audit_rate)
-        limits = told_limits(document.slow_seconds, document.slow_seconds_by_length)
+        limits = parse_limits(document.slow_seconds, document.slow_seconds_by_length)
         if watched:
             self.engine.renew_lease()
         self.engine.activate(Active(off, document, runtimes["stable"], runtimes.get("canary"), limits))

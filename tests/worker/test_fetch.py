@@ -308,7 +308,7 @@ def test_the_address_that_was_judged_is_the_one_connected_to(archive: bytes) -> 
             connected.append(host)
             raise httpcore.ConnectError("unreachable here")
 
-    network = GuardedNetwork(allow_private=False, look_up=lambda host, port: answers.pop(0))
+    network = GuardedNetwork(allow_private=False, resolver=lambda host, port: answers.pop(0))
     network._backend = Recording()
     with pytest.raises(httpcore.ConnectError):
         network.connect_tcp(HOST, 443)

@@ -152,7 +152,7 @@ def bucket(server: int, tmp_path: Path) -> Iterator[Bucket]:
     options: dict[str, Any] = {
         "allow_private": True,
         "ca_file": folder / "ca.pem",
-        "look_up": lambda host, port: ["127.0.0.1"],
+        "resolver": lambda host, port: ["127.0.0.1"],
     }
     with Relay(server) as relay, client(**options) as http:
         yield Bucket(relay, http, folder)

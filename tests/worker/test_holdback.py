@@ -12,7 +12,7 @@ import pytest
 from desks import SHARE, Service
 from processes import document, eventually, sign
 
-from offramp_core.control.holdback import look
+from offramp_core.control.holdback import update_measured
 from offramp_core.control.objects import Measured
 from offramp_core.errors import PlanRefusedError
 from offramp_core.evidence.meter import CALIBRATION_BATCHES
@@ -192,7 +192,7 @@ def test_the_status_tells_the_seconds_of_audits_as_a_share_of_the_time_without_e
     service.run(service.plan(), audit_rate=1.0)
     service.serve(160)
     seen, plan = service.measured, service.plan()
-    told = look(
+    told = update_measured(
         Measured(),
         [("boot", seen)],
         plan=plan,

@@ -19,7 +19,7 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_worker.prepare import texts
 from offramp_worker.prepare.data import load_inputs
 from offramp_worker.prepare.sources import load_backbone
-from offramp_worker.prepare.texts import load_tokenizer
+from offramp_worker.preprocess.texts import load_tokenizer
 
 
 def png(width: int, height: int) -> bytes:

@@ -17,7 +17,7 @@ import onnx
 import prepared
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from processes import WorkerProcess, document, eventually, plan_for
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -283,44 +283,15 @@ def test_a_float32_model_takes_halves_and_no_bytes(tmp_path: Path) -> None:
 
 
 def test_an_input_that_the_protocol_cannot_carry_is_refused_by_its_name(tmp_path: Path) -> None:
-    model = scores(TensorProto.INT8)
+    model = inputs.scores(TensorProto.INT8)
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ModelRefusedError, match=r"input 'x' is int8; supported are float32, float16, uint8 and token"):
         load_backbone(str(tmp_path / "m.onnx"), np.ones((20, 4), np.float32))
 
 
-def scores(kind: int) -> onnx.ModelProto:
-    """A linear layer in half precision that a branch inside the graph goes through, over an input of some type."""
-    half, weight = TensorProto.FLOAT16, np.linspace(-1, 1, 12, dtype=np.float16).reshape(4, 3)
-    branch = [
-        helper.make_graph(
-            [helper.make_node("Add" if name == "then" else "Sub", ["h", "one"], [name])],
-            name,
-            [],
-            [helper.make_tensor_value_info(name, half, ["n", 4])],
-            [numpy_helper.from_array(np.array(1, np.float16), "one")],
-        )
-        for name in ("then", "else")
-    ]
-    nodes = [
-        helper.make_node("Cast", ["x"], ["h"], to=half),
-        helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True))),
-        helper.make_node("If", ["yes"], ["b"], then_branch=branch[0], else_branch=branch[1]),
-        helper.make_node("MatMul", ["b", "w"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", kind, ["n", 4])],
-        [helper.make_tensor_value_info("y", half, ["n", 3])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.FLOAT])
 def test_a_graph_of_halves_is_computed_in_float32_and_keeps_its_input(kind: int) -> None:
-    model = scores(kind)
+    model = inputs.scores(kind)
     single = in_single_precision(model)
     onnx.checker.check_model(single, full_check=True)
     assert single.graph.input[0].type.tensor_type.elem_type == kind

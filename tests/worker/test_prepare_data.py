@@ -12,7 +12,8 @@ from PIL import Image
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.prepare.data import load_inputs, plan_split, remove_repeats, shifted_copies
-from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
+from offramp_worker.prepare.texts import find_tokenizer
+from offramp_worker.preprocess.texts import load_tokenizer
 
 
 @given(total=st.integers(40, 50_000), share=st.floats(0.001, 0.8), doublings=st.integers(0, 5))

@@ -88,7 +88,7 @@ def test_convolutions_inside_and_at_the_input_learn_the_models_answers(backbone:
     heads = heads_of(ramps, shop.places, tensors=taught.fitted.parameters)
     _, said = tapped_logits(backbone, heads, shop.validation_rows(taught.split), threads=1, advance=lambda _: None)
     for ramp, logits in zip(ramps, said, strict=True):
-        np.testing.assert_array_equal(taught.fitted.said[ramp.id], logits)
+        np.testing.assert_array_equal(taught.fitted.head_outputs[ramp.id], logits)
 
 
 def test_rows_that_train_come_in_the_order_of_their_answers_and_stop_at_the_limit(backbone: Backbone) -> None:

@@ -224,7 +224,7 @@ class Late:
     def look(self, *, seconds_later: float = 0.0) -> int:
         """One look at the file; the epoch in force after it."""
         self.now += seconds_later
-        self._poll.look()
+        self._poll.poll()
         return self.service.engine.active.epoch
 
     @property

@@ -116,7 +116,7 @@ def test_a_session_and_the_definition_are_equally_sure(kind: str) -> None:
         opset_imports=[helper.make_opsetid("", 18)],
         ir_version=9,
     )
-    add_confidence(model, said="said", task=task, name="sure")
+    add_confidence(model, output="said", task=task, name="sure")
     _, sure = open_session(model, threads=1).run(None, {"in": said})
     raw = task.raw_score(said)
     with np.errstate(over="ignore"):

@@ -1,4 +1,18 @@
-"""Offramp's data plane: serves an exit bundle over the Open Inference Protocol, and prepares one."""
+"""Offramp's data plane: serves an exit bundle over the Open Inference Protocol, and prepares one.
+
+devices.py    where sessions run: on the CPU or on a GPU
+documents.py  JSON documents from elsewhere as values of our own types
+feedback.py   true labels from clients
+front.py      the event loop's side of the engine
+logs.py       one JSON line per notable event on stderr
+main.py       entry point of the worker process
+metrics.py    Prometheus metrics, for people and dashboards
+private.py    opening files of this worker alone
+settings.py   a worker's settings, parsed once from the environment
+tracing.py    OpenTelemetry traces of inference requests
+weights.py    weights that are in memory once, however many sessions read them
+worker.py     one worker process as both ports see it: loading, serving, broken or draining
+"""
 
 import os
 

@@ -70,9 +70,9 @@ class Feedback:
             raise BadRequestError(f"label: has {len(labels)} labels; the reply has {len(answer.labels)} rows")
         self._forget(request_id)
         right = 0
-        for said, truth, arm in zip(answer.labels, labels, answer.arms, strict=True):
-            right += said == truth
-            self._metrics.feedback(arm, "right" if said == truth else "wrong").inc()
+        for label, truth, arm in zip(answer.labels, labels, answer.arms, strict=True):
+            right += label == truth
+            self._metrics.feedback(arm, "right" if label == truth else "wrong").inc()
         return Verdict(request_id, right, len(labels) - right)
 
     def __len__(self) -> int:

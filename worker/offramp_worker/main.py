@@ -152,7 +152,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         await public_task
         # The admin port outlives the public one, so that the last audits can still be pulled.
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
-        await until_told(worker, until=min(deadline, loop.time() + TELL_SECONDS))
+        await until_pulled(worker, until=min(deadline, loop.time() + TELL_SECONDS))
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task
@@ -200,7 +200,7 @@ async def load_and_wait(worker: Loading, stop: asyncio.Event, *, stay_up_broken:
     await stop.wait()
 
 
-async def until_told(worker: Loading, *, until: float) -> None:
+async def until_pulled(worker: Loading, *, until: float) -> None:
     """Give the control plane time for a last pull, where it waits for audits that are done by now."""
     loop = asyncio.get_running_loop()
     while worker.owes_audits and loop.time() < until:

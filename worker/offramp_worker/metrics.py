@@ -176,7 +176,7 @@ class Metrics:
     def _add_others(self, own: Mapping[str, Any]) -> None:
         self._feedback = Counter(
             "feedback",
-            "Rows whose true label a client has told, by whether the answer was right.",
+            "Rows whose true label a client has reported, by whether the answer was right.",
             ("arm", "outcome"),
             **own,
         )

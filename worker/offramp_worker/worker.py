@@ -11,7 +11,7 @@ from typing import Any, Literal
 from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
-from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.bundle.load import Bundle, load_bundle, row_bytes
 from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.marker import CrashMarker
@@ -34,6 +34,14 @@ class ExecutorLostError(OfframpError):
     """Every run failed for too long. The device may be gone for this process; another one begins with a new context."""
 
 
+def most_rows(settings: Settings, bundle: Bundle) -> int:
+    """Rows that may wait. A small file becomes a large row: where clients send such, rows that wait have the memory of
+    all bodies."""
+    if bundle.encoded is None:
+        return settings.max_queue_rows
+    return max(1, min(settings.max_queue_rows, settings.max_bodies_bytes // row_bytes(bundle.manifest.inputs[0])))
+
+
 class Worker:
     """What a process has and does. A worker whose bundle is broken stays up, unready, and says why."""
 
@@ -54,7 +62,7 @@ class Worker:
         self.plans: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
-        self._told: tuple[ArmCounts, ...] = ()
+        self._pulled: tuple[ArmCounts, ...] = ()
         self.metrics.ready.set_function(lambda: float(self.ready))
 
     def load(self) -> None:
@@ -78,7 +86,7 @@ class Worker:
         engine = Engine(
             bundle,
             sessions,
-            self._options(),
+            self._options(bundle),
             marker=self.marker,
             metrics=self.metrics,
             deliver=self._deliver,
@@ -96,7 +104,7 @@ class Worker:
             )
             if settings.plan_file is not None:
                 self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
-                self._plan_file.look()
+                self._plan_file.poll()
                 self._plan_file.start()
         engine.start()
         self.engine = engine
@@ -111,13 +119,13 @@ class Worker:
                 threads=settings.threads,
             )
 
-    def _options(self) -> EngineOptions:
+    def _options(self, bundle: Bundle) -> EngineOptions:
         settings = self.settings
         return EngineOptions(
             uid=settings.uid,
             boot_id=self.boot_id,
             latency_seconds=settings.latency_seconds,
-            max_queue_rows=settings.max_queue_rows,
+            max_queue_rows=most_rows(settings, bundle),
             batching=settings.batching,
             cache_bytes=settings.cache_bytes,
             always_in_time=settings.always_in_time,
@@ -186,7 +194,7 @@ class Worker:
     def owes_audits(self) -> bool:
         """Whether the control plane was told of draws that were open then and are compared by now: it would take them
         for lost."""
-        return self.engine is not None and owes_audits(self._told, self.engine.counters.snapshot())
+        return self.engine is not None and owes_audits(self._pulled, self.engine.counters.snapshot())
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
@@ -249,12 +257,12 @@ class Worker:
                 records = held.ring.read(after)
             else:
                 others.append(held.ring.read((also or {}).get(held.digest, 0)))
-        self._told = engine.counters.snapshot()
+        self._pulled = engine.counters.snapshot()
         return Observations(
             self.settings.uid,
             self.boot_id,
             now,
-            self._told,
+            self._pulled,
             records,
             held_back=engine.counters.held_back(),
             plans=engine.counters.plans(),
@@ -263,10 +271,10 @@ class Worker:
         )
 
 
-def owes_audits(told: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
-    """Whether draws that were open when the control plane was ``told`` of them have been compared by ``now``."""
+def owes_audits(pulled: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
+    """Whether draws that were open when the control plane ``pulled`` counts last have been compared by ``now``."""
     audited = {(c.epoch, c.arm): c.audited for c in now}
-    return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in told)
+    return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in pulled)
 
 
 def _return_memory() -> None:

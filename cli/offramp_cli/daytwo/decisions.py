@@ -21,7 +21,7 @@ from offramp_operator.explain.family import Family
 class Change:
     """What to set in ``RampRollout.spec`` (empty: it is so already), and what to tell."""
 
-    told: str
+    message: str
     spec: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -37,7 +37,7 @@ def promote(family: Family, rollout: Rollout) -> Change:
         It has not passed, or is finished; the message says what is missing.
     """
     if rollout.decision == "Promote" and not rollout.status.finished:
-        return Change(f"{rollout.name} is told to promote already")
+        return Change(f"{rollout.name} is set to promote already")
     _check_open(rollout, "promote")
     missing = [g for g in rollout.status.gates if proves(g.name) and g.state not in ("Clear", "NotApplicable")]
     if missing and rollout.status.phase != "AwaitingPromotion":
@@ -57,7 +57,7 @@ def promote(family: Family, rollout: Rollout) -> Change:
 def abort(_: Family, rollout: Rollout) -> Change:
     """Raises :class:`RefusedError` when it is too late."""
     if rollout.decision == "Abort" and not rollout.status.finished:
-        return Change(f"{rollout.name} is told to abort already")
+        return Change(f"{rollout.name} is set to abort already")
     if rollout.status.phase != "Promoting":  # which can be taken back
         _check_open(rollout, "abort")
     return Change(f"{rollout.name} is aborted; {rollout.from_config} goes on serving", {"decision": "Abort"})
@@ -122,12 +122,12 @@ def tune(family: Family, now: float) -> tuple[str, str]:
         raise RefusedError(
             f"{family.name} is being tuned right now; `offramp why {family.name}` shows what comes of it"
         )
-    told = f"{family.name} looks for a better plan now"
+    message = f"{family.name} looks for a better plan now"
     if family.active is not None:
-        told = f"{family.name} looks for a better plan as soon as {family.active.name} is over"
+        message = f"{family.name} looks for a better plan as soon as {family.active.name} is over"
     elif status.state == Reason.COLLECTING_LABELS:
-        told = f"{family.name} looks for a plan as soon as there are labels enough: {status.message}"
-    return f"{TUNE}/{format_time(now)}", told
+        message = f"{family.name} looks for a plan as soon as there are labels enough: {status.message}"
+    return f"{TUNE}/{format_time(now)}", message
 
 
 def tries_a_version(family: Family) -> bool:
@@ -147,9 +147,9 @@ def promote_version(family: Family, now: float) -> tuple[str, str]:
     if status.phase == "Promoting":
         raise RefusedError(f"{status.candidate.uri} is being promoted already")
     if status.phase != "AwaitingPromotion":
-        told = "; ".join(gate.message for gate in status.gates if gate.state != "Clear")
+        open = "; ".join(gate.message for gate in status.gates if gate.state != "Clear")
         raise RefusedError(
-            f"{status.candidate.uri} has not passed its trial ({status.phase}{': ' if told else ''}{told}); a "
+            f"{status.candidate.uri} has not passed its trial ({status.phase}{': ' if open else ''}{open}); a "
             "decision never overrules a gate. "
             f"`offramp why {family.name}` says what it waits for"
         )
@@ -170,7 +170,7 @@ def _check_open(rollout: Rollout, verb: str) -> None:
     if status.phase in ("Promoting", "RollingBack"):
         raise RefusedError(f"{rollout.name} is {status.phase} already ({status.message}); too late to {verb}")
     if rollout.decision == "Abort":
-        raise RefusedError(f"{rollout.name} was told to abort, and that is final")
+        raise RefusedError(f"{rollout.name} is set to abort, and that is final")
 
 
 def _where(family: Family, rollout: Rollout) -> str:

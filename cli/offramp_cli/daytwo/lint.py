@@ -107,8 +107,8 @@ def lint(
         checked, skipped = checked + ours, skipped + others
     machine = "json" if json_output else output
     if machine is not None:
-        told = {"checked": checked, "skipped": skipped, "mistakes": [asdict(m) for m in mistakes]}
-        print(formatted(told, machine), end="")
+        report = {"checked": checked, "skipped": skipped, "mistakes": [asdict(m) for m in mistakes]}
+        print(formatted(report, machine), end="")
     else:
         print("\n".join(lint_lines(mistakes, checked, skipped)))
     raise typer.Exit(NO if any(not m.warning for m in mistakes) else 0)
@@ -171,8 +171,8 @@ def _mistakes(document: Document, file: str) -> list[Mistake]:
 def _deprecations(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Fields of a sound object that change nothing any more, or that the next release will not read."""
     if value["kind"] == SERVICE_KIND:
-        for said in parse_spec(value.get("spec")).deprecated:
-            yield tuple(said.split(" ", 1))  # type: ignore[misc]
+        for deprecation in parse_spec(value.get("spec")).deprecated:
+            yield tuple(deprecation.split(" ", 1))  # type: ignore[misc]
 
 
 def _head(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -209,8 +209,8 @@ def _schema_and_rule_mistakes(value: Mapping[str, Any]) -> list[tuple[str, str]]
     errors = list(Draft202012Validator(_schema(str(value["kind"]))).iter_errors(complete))
     complete = {**complete, "metadata": _named(value["metadata"])}
     broken = broken_rules(schema, complete, spare=[tuple(error.absolute_path) for error in errors])
-    told = ((_rule_field(path), f"{said}{_given(complete, path)}") for path, said in broken)
-    return [*map(_told, errors), *told, *_name_mistakes(value["metadata"])]
+    violations = ((_rule_field(path), f"{message}{_given(complete, path)}") for path, message in broken)
+    return [*map(_schema_mistake, errors), *violations, *_name_mistakes(value["metadata"])]
 
 
 def _name_mistakes(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -236,7 +236,7 @@ def _given(value: Any, path: Sequence[str | int]) -> str:
     return "" if isinstance(value, Mapping | list) else f"; got {_shown(value)}"
 
 
-def _told(error: Any) -> tuple[str, str]:
+def _schema_mistake(error: Any) -> tuple[str, str]:
     """Field and message of a schema's complaint, in the words of the rest of Offramp."""
     path, rule, wanted = list(error.absolute_path), error.validator, error.validator_value
     if rule == "required":

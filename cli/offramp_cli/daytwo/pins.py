@@ -205,9 +205,9 @@ def check(plan: Plan, spec: ServiceSpec, records: Records | None) -> Finding:
     found = check_pin(recent, plan, records.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
     if not isinstance(found, PinCheck):
         return Finding(f"{found.n} recorded requests are too few to say; about {found.needed} would do")
-    told = f"on {found.n:,} recorded requests {found.words}; the budget is {share(spec.max_disagreement)}"
+    text = f"on {found.n:,} recorded requests {found.words}; the budget is {share(spec.max_disagreement)}"
     refused = "it would be refused; lower the thresholds or raise maxDisagreement"
-    return Finding(f"{told}: {refused if found.refused else 'it would go into its canary'}", found.refused)
+    return Finding(f"{text}: {refused if found.refused else 'it would go into its canary'}", found.refused)
 
 
 def _known(family: Family, plan: Plan, now: float) -> list[Finding]:
@@ -220,12 +220,12 @@ def _known(family: Family, plan: Plan, now: float) -> list[Finding]:
     ]
     findings = []
     for config in same:
-        told = f"RampConfig {config.name} has these thresholds: {config.status.state}"
+        text = f"RampConfig {config.name} has these thresholds: {config.status.state}"
         if (config.status.rejected_until_at or 0) > now:
-            told += (
+            text += (
                 f", cooling down for {duration((config.status.rejected_until_at or 0) - now)}: {config.status.message}"
             )
-        findings.append(Finding(told + (f", {certificate(config)}" if config.status.certificates else "")))
+        findings.append(Finding(text + (f", {certificate(config)}" if config.status.certificates else "")))
     return findings or [
         Finding(f"{ramps(plan)}: these thresholds have not been tried; they must earn acceptance in a canary")
     ]

@@ -27,8 +27,8 @@ def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
     one that is null is missing."""
     if isinstance(value, Mapping):
         known = schema.get("properties") or {}
-        told = {name: each for name, each in value.items() if each is not None or name not in known}
-        given = {**{name: each["default"] for name, each in known.items() if "default" in each}, **told}
+        kept = {name: each for name, each in value.items() if each is not None or name not in known}
+        given = {**{name: each["default"] for name, each in known.items() if "default" in each}, **kept}
         others = schema.get("additionalProperties")
         inner = others if isinstance(others, Mapping) else {}
         return {name: defaulted(known.get(name, inner), each) for name, each in given.items()}
@@ -58,7 +58,7 @@ def _rules(schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[tuple[
     """Every rule that applies to a value or something in it, outermost first."""
     for rule in schema.get("x-kubernetes-validations") or ():
         if "oldSelf" not in rule["rule"]:  # that one is about changes
-            yield path, functools.partial(_said, rule, value)
+            yield path, functools.partial(_rule_message, rule, value)
     if isinstance(value, Mapping):
         others = schema.get("additionalProperties")
         inner = others if isinstance(others, Mapping) else {}
@@ -70,7 +70,7 @@ def _rules(schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[tuple[
             yield from _rules(schema.get("items") or {}, each, (*path, i))
 
 
-def _said(rule: Mapping[str, str], value: Any) -> str:
+def _rule_message(rule: Mapping[str, str], value: Any) -> str:
     """The rule's sentence where a value breaks it; empty where it does not."""
     import cel
 
@@ -99,8 +99,8 @@ def _repeated(schema: Mapping[str, Any], items: Sequence[Any]) -> str:
     for item in items:
         mark = [item.get(key) for key in keys] if kind == "map" and isinstance(item, Mapping) else item
         if mark in seen:
-            told = ", ".join(map(str, mark)) if isinstance(mark, list) else str(mark)
-            return f"{told} stands there twice"
+            repeated = ", ".join(map(str, mark)) if isinstance(mark, list) else str(mark)
+            return f"{repeated} stands there twice"
         seen.append(mark)
     return ""
 

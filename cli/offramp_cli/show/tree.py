@@ -71,9 +71,9 @@ def _rollout(rollout: Rollout, family: Family, now: float) -> Node:
 
 
 def _workers(family: Family, now: float) -> Node:
-    told, spec = family.service.status.workers, family.service.spec
-    desired = told.desired if told.scaled_by else spec.replicas
-    ready = "Ready" if told.ready >= desired else "Progressing"
+    workers, spec = family.service.status.workers, family.service.spec
+    desired = workers.desired if workers.scaled_by else spec.replicas
+    ready = "Ready" if workers.ready >= desired else "Progressing"
     children = [_worker(w, now) for w in family.workers or ()]
     return Node(("workers", "", state(ready), "", workers_ready(family)), children)
 

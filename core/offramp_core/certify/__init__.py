@@ -5,6 +5,15 @@ part (A) finds plans, the newer part (B) tests them (:mod:`~offramp_core.certify
 written down in a :class:`Certificate` that anybody can check again. Groups of requests with a promise of their own
 are tested along (:mod:`~offramp_core.certify.slices`). Losses that lie between 0 and 1 are tested by
 betting (:mod:`~offramp_core.certify.means`, :mod:`~offramp_core.certify.betting`).
+
+betting.py      a test for values that are no counts
+certificate.py  what is written down of a passed test, and how anybody checks it again
+dependence.py   how many labels there really are, where requests resemble their neighbors
+expected.py     plans of least *expected* cost, from cautious to bold
+means.py        whether the mean loss of a plan is within its budget
+planner.py      how many labels a certificate takes
+rank_path.py    the test: plans from cautious to bold
+slices.py       groups with a promise of their own
 """
 
 from offramp_core.certify.betting import betting_p_value

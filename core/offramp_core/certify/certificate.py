@@ -322,7 +322,7 @@ def _has_classes(slices: Sequence[SliceBudget | SliceResult]) -> bool:
 def records_digest(records: Records, *, slices: Sequence[SliceBudget | SliceResult] = ()) -> str:
     """SHA-256 (hex) over scores, agreements, times and slices, and for ``slices`` of answers what was answered;
     independent of the machine."""
-    said = _has_classes(slices)
+    with_labels = _has_classes(slices)
     digest = hashlib.sha256(repr(records.uncertainty.shape).encode())
     digest.update(np.ascontiguousarray(records.uncertainty, dtype="<f4").tobytes())
     digest.update(np.packbits(records.agrees).tobytes())
@@ -330,8 +330,8 @@ def records_digest(records: Records, *, slices: Sequence[SliceBudget | SliceResu
     for name, values, kind in (
         ("time", records.time, "<f8"),
         ("slice", records.slice_id, "<i8"),
-        ("prediction", records.prediction if said else None, "<i8"),
-        ("final", records.final if said else None, "<i8"),
+        ("prediction", records.prediction if with_labels else None, "<i8"),
+        ("final", records.final if with_labels else None, "<i8"),
         ("loss", records.loss if records.graded else None, "<f4"),
         ("final_loss", records.final_loss if records.graded else None, "<f4"),
     ):
@@ -355,6 +355,6 @@ def answers(records: Records, plan: Plan, ramp_ids: Sequence[str], *, labels: bo
     """Replay a plan on records of its own chain; ``labels`` asks for what it says, which records need not hold."""
     active, thresholds = plan_columns(plan, ramp_ids)
     left = leave_position(records, active, thresholds)
-    said = answered_labels(records, active, left) if labels else np.full(len(records), -1, dtype=np.int64)
+    predicted = answered_labels(records, active, left) if labels else np.full(len(records), -1, dtype=np.int64)
     losses = Losses(served_losses(records, active, left), records.graded)
-    return Answers(losses, records.costs.leave_seconds(active)[left], said)
+    return Answers(losses, records.costs.leave_seconds(active)[left], predicted)

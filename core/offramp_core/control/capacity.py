@@ -189,27 +189,27 @@ def floor_in_force(autoscaling: Autoscaling, status: CapacityStatus) -> int:
 
 def headroom(status: ServiceStatus) -> float | None:
     """What the ready workers answer with exits off, in times of the peak; None where either is not known."""
-    told = status.capacity
-    known = told.worker_rate > 0 and told.peak_rate > 0 and status.workers.desired > 0
-    return status.workers.ready * told.worker_rate / told.peak_rate if known else None
+    capacity = status.capacity
+    known = capacity.worker_rate > 0 and capacity.peak_rate > 0 and status.workers.desired > 0
+    return status.workers.ready * capacity.worker_rate / capacity.peak_rate if known else None
 
 
 # --- figures that seldom change --------------------------------------------------------------------
 
 
-def _below(told: float, now: float) -> float:
+def _below(reported: float, now: float) -> float:
     """A figure not above ``now``; the one told before while it is that and not far below."""
-    if told <= now <= told * (1 + TOLERANCE):
-        return told
+    if reported <= now <= reported * (1 + TOLERANCE):
+        return reported
     return _two_digits(now * (1 - MARGIN), math.floor)
 
 
-def _above(told: float, now: float) -> float:
+def _above(reported: float, now: float) -> float:
     """A figure not below ``now``, 0 only for 0; the one told before while it is that and not far above."""
     if now <= 0:
         return 0.0
-    if told * (1 - TOLERANCE) <= now <= told:
-        return told
+    if reported * (1 - TOLERANCE) <= now <= reported:
+        return reported
     return max(1.0, _two_digits(now * (1 + MARGIN), math.ceil))
 
 

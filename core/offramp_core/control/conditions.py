@@ -207,8 +207,8 @@ def _latency(facts: Facts, times: Times) -> Condition:
             missed.append(text)
     kind = ConditionType.LATENCY_OBJECTIVE_MET
     if missed:
-        told = f"{', '.join(missed)}; the other times are kept" if met else ", ".join(missed)
-        return _condition(kind, "False", Reason.OBJECTIVE_MISSED, told)
+        message = f"{', '.join(missed)}; the other times are kept" if met else ", ".join(missed)
+        return _condition(kind, "False", Reason.OBJECTIVE_MISSED, message)
     if unknown:
         return _condition(kind, "Unknown", Reason.INSUFFICIENT_SAMPLES, ", ".join(unknown))
     return _condition(kind, "True", Reason.WITHIN_OBJECTIVE, ", ".join(met))
@@ -244,18 +244,20 @@ def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
 
 def _no_exit_capacity(facts: Facts) -> Condition:
     """Whether the ready workers carry the peak of the last hour when exits go off."""
-    kind, told = ConditionType.NO_EXIT_CAPACITY, facts.capacity.status
+    kind, capacity = ConditionType.NO_EXIT_CAPACITY, facts.capacity.status
     if facts.desired == 0:
         return _condition(kind, "Unknown", Reason.SCALED_TO_ZERO, "no worker is wanted")
     if facts.capacity.enough is None:
-        return _condition(kind, "Unknown", Reason.CAPACITY_UNKNOWN, "no worker has told yet how long its model takes")
+        return _condition(
+            kind, "Unknown", Reason.CAPACITY_UNKNOWN, "no worker has reported yet how long its model takes"
+        )
     carried = (
-        f"{len(facts.ready)} ready workers answer about {format_rate(len(facts.ready) * told.worker_rate)} "
+        f"{len(facts.ready)} ready workers answer about {format_rate(len(facts.ready) * capacity.worker_rate)} "
         "requests/s without exits"
     )
-    if told.peak_rate <= 0:
+    if capacity.peak_rate <= 0:
         return _condition(kind, "True", Reason.SUFFICIENT, f"{carried}; none came in the last hour")
-    peak = f"the peak of the last hour was about {format_rate(told.peak_rate)}"
+    peak = f"the peak of the last hour was about {format_rate(capacity.peak_rate)}"
     if facts.capacity.enough:
         return _condition(kind, "True", Reason.SUFFICIENT, f"{carried}; {peak}")
     if facts.stable is not None and facts.stable.plan.exits_off:
@@ -293,24 +295,24 @@ def _more_by_own_autoscaler(wanted: Autoscaling, needed: int, floor: int) -> str
             "PreScale adds workers when a rollout begins or evidence comes near its bound; Reserve keeps them at "
             "all times"
         )
-    return f"the autoscaler is told to have {floor} at least"
+    return f"the autoscaler is to keep {floor} at least"
 
 
 def _quarantined(facts: Facts) -> list[Condition]:
     """Said only while there is one, like other conditions that are bad news."""
     if not facts.quarantined:
         return []
-    said = "; ".join(f"{name}: {why}" for name, why in sorted(facts.quarantined.items()))
+    listed = "; ".join(f"{name}: {why}" for name, why in sorted(facts.quarantined.items()))
     reason = Reason.FOREIGN_MODEL if set(facts.quarantined) <= facts.foreign else Reason.IMPOSSIBLE_COUNTS
-    return [_condition(ConditionType.WORKERS_QUARANTINED, "True", reason, f"{said}; what they report is not pooled")]
+    return [_condition(ConditionType.WORKERS_QUARANTINED, "True", reason, f"{listed}; what they report is not pooled")]
 
 
 def _costs_time(facts: Facts) -> list[Condition]:
     """A pinned plan that the holdback shows to be a loss."""
     if not facts.costs_time:
         return []
-    told = f"{facts.costs_time}; it is pinned, so it stays"
-    return [_condition(ConditionType.EXITS_COST_TIME, "True", Reason.MEASURED_BY_HOLDBACK, told)]
+    message = f"{facts.costs_time}; it is pinned, so it stays"
+    return [_condition(ConditionType.EXITS_COST_TIME, "True", Reason.MEASURED_BY_HOLDBACK, message)]
 
 
 def _training(facts: Facts) -> list[Condition]:
@@ -336,8 +338,8 @@ def _updating(facts: Facts) -> list[Condition]:
     if facts.turn is not None:
         return [_condition(ConditionType.WORKERS_UPDATING, "True", facts.turn.reason, facts.turn.message)]
     if update.status.silent_seconds:
-        said = interruption(update.status)
-        return [_condition(ConditionType.WORKERS_UPDATING, "False", Reason.RECREATED, said)]
+        message = interruption(update.status)
+        return [_condition(ConditionType.WORKERS_UPDATING, "False", Reason.RECREATED, message)]
     return []
 
 

@@ -199,17 +199,17 @@ def _update(snapshot: Snapshot, now: float) -> Update:
 def _update_events(service: Service, update: Update) -> tuple[Event, ...]:
     """One when an update is held, one when it goes on in place, and those of an interruption: its beginning and its
     end."""
-    told = next((c.reason for c in service.status.conditions if c.type == ConditionType.WORKERS_UPDATING), "")
-    if update.held and told != update.reason:
+    reported = next((c.reason for c in service.status.conditions if c.type == ConditionType.WORKERS_UPDATING), "")
+    if update.held and reported != update.reason:
         failed = update.reason == Reason.RECREATE_FAILED
         reason = Reason.RECREATE_FAILED if failed else Reason.NO_ROOM_TO_SURGE
         return (Event(reason, update.message, warning=True),)
-    if update.reason == Reason.NEW_WORKERS_FAIL and told != update.reason:
+    if update.reason == Reason.NEW_WORKERS_FAIL and reported != update.reason:
         return (Event(Reason.NEW_WORKERS_FAIL, update.message, warning=True),)
-    if update.reason == Reason.RECREATING and told != update.reason:
+    if update.reason == Reason.RECREATING and reported != update.reason:
         return (Event(Reason.RECREATING, update.message, warning=True),)
-    if told == Reason.RECREATING and update.status.silent_seconds and not update.reason:
+    if reported == Reason.RECREATING and update.status.silent_seconds and not update.reason:
         return (Event(Reason.RECREATED, interruption(update.status)),)
-    if update.reason == Reason.REPLACING and told not in ("", update.reason):
+    if update.reason == Reason.REPLACING and reported not in ("", update.reason):
         return (Event(Reason.REPLACING_IN_PLACE, f"no room for one worker more; {update.message}"),)
     return ()

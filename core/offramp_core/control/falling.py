@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from offramp_core.control.audit import worth_one
 from offramp_core.control.document import switched_off
 from offramp_core.control.draft import Draft
-from offramp_core.control.holdback import look, loss
+from offramp_core.control.holdback import loss, update_measured
 from offramp_core.control.objects import Config, Measured, RampSetStatus, Service
 from offramp_core.control.rollout import forbidden
 from offramp_core.control.seen import Seen
@@ -224,7 +224,7 @@ def _measured(seen: Seen, draft: Draft) -> Measured:
     if plan.exits_off or not seen.fits(plan, draft.ramp_sets):
         return Measured(stops=before.all_stops)
     ids, costs = seen.served.chain(plan.precision)
-    return look(
+    return update_measured(
         before,
         ((o.boot_id, counts) for o in seen.trusted for counts in o.plans),
         plan=plan,

@@ -22,7 +22,7 @@ from offramp_core.evidence.exposure import audits_needed, reached
 from offramp_core.evidence.one_arm import Counts, alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.evidence.words import e_value
-from offramp_core.reasons import AnyReason, Reason, as_said
+from offramp_core.reasons import AnyReason, Reason, parse_reason
 
 HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
@@ -404,7 +404,7 @@ def proves(name: str) -> bool:
 def rejection(name: str) -> AnyReason:
     """The reason with which a gate ends a rollout; a gate of another release has a word of its own."""
     reason = KNOWN[name].reason if name in KNOWN else None
-    return reason or as_said(f"{name.capitalize()}Rejected")
+    return reason or parse_reason(f"{name.capitalize()}Rejected")
 
 
 def words(reading: GateStatus) -> Words:

@@ -38,7 +38,7 @@ _NOTHING = PlanCounts()
 _TIMES = ("answer_time", "engine_time")
 
 
-def look(
+def update_measured(
     before: Measured,
     reports: Iterable[tuple[str, PlanCounts]],
     *,

@@ -485,7 +485,7 @@ class VersionStatus:
     ``phase`` speaks of. ``strategy`` says whether workers of the candidate come besides the others or in place of some,
     ``no_room_at`` since when there is no room for them. ``restarts`` are those of its workers when they first were
     ready, by uid; ``base`` is what worker processes of both versions had done at ``compared_since_at``, by boot id.
-    ``gates`` are as they were at ``told_at``. ``reason`` and ``message`` say how it ended, or what it waits for.
+    ``gates`` are as they were at ``gates_read_at``. ``reason`` and ``message`` say how it ended, or what it waits for.
     """
 
     serving: ModelSource = ModelSource()
@@ -496,7 +496,7 @@ class VersionStatus:
     phase_started_at: float | None = None
     no_room_at: float | None = None
     compared_since_at: float | None = None
-    told_at: float | None = None
+    gates_read_at: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
     base: dict[str, VersionTally] = field(default_factory=dict)
     gates: tuple[GateStatus, ...] = ()
@@ -651,8 +651,8 @@ class Measured:
     @property
     def all_stops(self) -> tuple[SliceStop, ...]:
         """Of the slices of the plan as well: an operator of before told of them there alone."""
-        told = (SliceStop(self.plan_hash, use.name, use.budget) for use in self.slices if use.stopped)
-        return tuple(dict.fromkeys((*self.stops, *told)))
+        of_slices = (SliceStop(self.plan_hash, use.name, use.budget) for use in self.slices if use.stopped)
+        return tuple(dict.fromkeys((*self.stops, *of_slices)))
 
     def after_change(self, serving: Plan) -> Measured:
         """After the inputs changed: what other plans did on the old ones says nothing any more."""

@@ -21,7 +21,7 @@ from offramp_core.reasons import Reason
 UNDER_WAY = frozenset({"Recreate", "Return"})
 CRASHES = frozenset({Reason.CRASH_LOOP_BACK_OFF, Reason.CRASHED, Reason.OOM_KILLED})
 CRASHES_BORNE = 2  # a first one may be the machine's; every further one is time in which nobody answers
-MOST_FAILURE_TOLD = 500
+MOST_FAILURE_CHARACTERS = 500
 
 
 def recreates(view: UpdateView) -> bool:
@@ -45,7 +45,7 @@ def recreated(view: UpdateView) -> Update:
         return Update(replace(before, strategy=""))
     status = _silent(replace(view, before=_tried(view)))
     if (failure := _failure(view, status)) and status.serving not in ("", view.asked):
-        status = replace(status, strategy="Return", tried_at=None, failure=failure[:MOST_FAILURE_TOLD])
+        status = replace(status, strategy="Return", tried_at=None, failure=failure[:MOST_FAILURE_CHARACTERS])
         return _returned(replace(view, before=status))
     trouble = _trouble(view)
     return Update(
@@ -103,11 +103,11 @@ def _failure(view: UpdateView, status: UpdateStatus) -> str:
 
 def _returned(view: UpdateView) -> Update:
     status = _silent(view)
-    told = f"the new worker was given up: {status.failure}; what served before is brought back; {_silence(status)}"
+    message = f"the new worker was given up: {status.failure}; what served before is brought back; {_silence(status)}"
     return Update(
         status,
         Reason.RECREATE_FAILED,
-        f"{told}. Mend spec.model or spec.worker; any change of them is tried as the first was",
+        f"{message}. Mend spec.model or spec.worker; any change of them is tried as the first was",
     )
 
 

@@ -25,7 +25,7 @@ from offramp_core.control.snapshot import Event, NewConfig, Snapshot
 from offramp_core.control.tuner import after_alarm
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import PlanDocument, Withdrawn
-from offramp_core.reasons import ConditionType, Reason, as_said
+from offramp_core.reasons import ConditionType, Reason, parse_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> R
     service = snapshot.service
     before = snapshot.gathered.configs.get(service.status.stable_config)
     if before is None:
-        return Rest(service.status, events=_told(snapshot, ""))
+        return Rest(service.status, events=_scaled_to_zero(snapshot, ""))
     fallen = switched_off(before, snapshot.gathered.published)
     why = "" if before.plan.exits_off else fallen.message if fallen is not None else forbidden(before, service)
     stable, made = _baseline(snapshot, before, now) if why else (before, ())
@@ -84,31 +84,31 @@ def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> R
         statuses,
         rollouts,
         document if differs(document, snapshot.gathered.published) else None,
-        (*([Event(Reason.EXITS_OFF, why)] if why else []), *_told(snapshot, stable.name)),
+        (*([Event(Reason.EXITS_OFF, why)] if why else []), *_scaled_to_zero(snapshot, stable.name)),
     )
 
 
 def _stops(rollout: Rollout, snapshot: Snapshot, now: float) -> RolloutStatus | None:
     """An attempt whose canary went before that could be stored is being rolled back; the next workers end it."""
     notes = snapshot.gathered.published.withdrawn if snapshot.gathered.published is not None else ()
-    told = next((note for note in notes if note.rollout == rollout.name), None)
-    if told is None:
+    withdrawn = next((note for note in notes if note.rollout == rollout.name), None)
+    if withdrawn is None:
         return None
     return replace(
         rollout.status,
         phase="RollingBack",
         phase_started_at=now,
         weight=0,
-        outcome=told.outcome,
-        reason=as_said(told.reason),
-        message=told.message,
+        outcome=withdrawn.outcome,
+        reason=parse_reason(withdrawn.reason),
+        message=withdrawn.message,
     )
 
 
-def _rejected(config: Config, told: Withdrawn, service: Service, now: float) -> ConfigStatus:
+def _rejected(config: Config, withdrawn: Withdrawn, service: Service, now: float) -> ConfigStatus:
     until, before = now + service.spec.rollout.cooldown_seconds, config.status
     return replace(
-        before, state="Rejected", rejections=before.rejections + 1, rejected_until_at=until, message=told.message
+        before, state="Rejected", rejections=before.rejections + 1, rejected_until_at=until, message=withdrawn.message
     )
 
 
@@ -133,7 +133,7 @@ def _next_epoch(snapshot: Snapshot) -> int:
     return 1 + max([published, *(r.status.ledger.epoch for r in snapshot.gathered.rollouts)])
 
 
-def _told(snapshot: Snapshot, stable: str) -> tuple[Event, ...]:
+def _scaled_to_zero(snapshot: Snapshot, stable: str) -> tuple[Event, ...]:
     ready = next((c for c in snapshot.service.status.conditions if c.type == ConditionType.READY), None)
     if ready is not None and ready.reason == "ScaledToZero":
         return ()

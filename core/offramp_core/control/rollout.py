@@ -36,7 +36,7 @@ from offramp_core.evidence import detector
 from offramp_core.evidence.one_arm import Counts
 from offramp_core.evidence.slow import BatchShape
 from offramp_core.protocol import Withdrawn
-from offramp_core.reasons import AnyReason, MaybeReason, Reason, as_said
+from offramp_core.reasons import AnyReason, MaybeReason, Reason, parse_reason
 from offramp_core.sketch import SecondsSketch
 
 AUDIT_WAIT_SECONDS = 120.0  # for the last audits of a step; a backlog is worked off much sooner
@@ -145,8 +145,8 @@ class RolloutView:
     def seconds_surely_since(self, moment: float | None) -> float:
         """What has passed since a moment also by a clock that was behind the one that told it: seen by this process, or
         beyond the difference."""
-        told = self.seconds_since(moment)
-        return max(min(told, self.now - self.watched_since), told - CLOCKS_APART_SECONDS)
+        elapsed = self.seconds_since(moment)
+        return max(min(elapsed, self.now - self.watched_since), elapsed - CLOCKS_APART_SECONDS)
 
     @property
     def seconds_in_phase(self) -> float:
@@ -304,13 +304,13 @@ def aborted_by_a_person(view: RolloutView) -> Change | None:
 def taken_away_already(view: RolloutView) -> Change | None:
     """Workers have left the canary, and what they had counted by then may be known to nobody any more: the verdict of
     then stands."""
-    told = view.withdrawn
-    if told is None or view.status.phase in ("Pending", "RollingBack"):
+    withdrawn = view.withdrawn
+    if withdrawn is None or view.status.phase in ("Pending", "RollingBack"):
         return None
     outcome: Ending = "RolledBack"
     for known in get_args(Ending):  # a document of another release may know others
-        outcome = known if known == told.outcome else outcome
-    return _stop(view, outcome, as_said(told.reason), told.message)
+        outcome = known if known == withdrawn.outcome else outcome
+    return _stop(view, outcome, parse_reason(withdrawn.reason), withdrawn.message)
 
 
 def refused_by_a_worker(view: RolloutView) -> Change | None:
@@ -323,7 +323,7 @@ def refused_by_a_worker(view: RolloutView) -> Change | None:
             return _stop(
                 view,
                 "RolledBack",
-                as_said(refused.reason),
+                parse_reason(refused.reason),
                 f"worker {worker.endpoint.name} refused the plan: {refused.message}",
             )
     return None
@@ -377,7 +377,7 @@ def rollback_is_complete(view: RolloutView) -> Change | None:
     return Change(
         status,
         Event(
-            as_said(status.verdict),
+            parse_reason(status.verdict),
             f"{view.rollout.to_config}: {status.message}",
             warning=status.verdict != "Superseded",
         ),
@@ -478,7 +478,7 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
     )
 
 
-def promote_when_told(view: RolloutView) -> Change | None:
+def promote_on_decision(view: RolloutView) -> Change | None:
     """A person's Promote ends waiting, but never overrules a gate that has not seen enough, such as after its counts
     began anew."""
     if view.status.phase != "AwaitingPromotion" or view.rollout.decision != "Promote":
@@ -498,13 +498,13 @@ def stay_paused(view: RolloutView) -> Change | None:
     if view.status.phase not in CANARY_SERVES:
         return None
     first = view.status.phase != "Paused"
-    told = "; spec.decision: Promote waits for its end" if view.rollout.decision == "Promote" else ""
+    note = "; spec.decision: Promote waits for its end" if view.rollout.decision == "Promote" else ""
     return Change(
         replace(
             view.status,
             phase="Paused",
             phase_started_at=view.now if first else view.status.phase_started_at,
-            message=f"{by} is true; the gates stay armed{told}",
+            message=f"{by} is true; the gates stay armed{note}",
         )
     )
 
@@ -594,7 +594,7 @@ RULES: tuple[Rule, ...] = (
     wait_for_approval,
     begin,
     wait_for_acknowledgement,
-    promote_when_told,
+    promote_on_decision,
     resume,
     next_step,
     inconclusive,
@@ -713,8 +713,8 @@ def _read_what_is_due(view: RolloutView) -> Change | None:
         )
     if ledger.awaited == ledger.overdue:
         return None
-    told = f"step {status.step + 1} passed but for {ledger.awaited} audits that are still to be reported"
-    return Change(replace(status, ledger=ledger, message=told))
+    message = f"step {status.step + 1} passed but for {ledger.awaited} audits that are still to be reported"
+    return Change(replace(status, ledger=ledger, message=message))
 
 
 def _restarts(view: RolloutView) -> dict[str, int]:
@@ -740,8 +740,8 @@ def _say_who_is_late(view: RolloutView) -> Change | None:
     """Name the workers that keep an ending from being over."""
     if view.seconds_waited <= ACK_TIMEOUT_SECONDS or not view.late:
         return None
-    told = view.status.message.split("; still waiting for ")[0]
-    return Change(replace(view.status, message=f"{told}; still waiting for {', '.join(view.late)}"))
+    message = view.status.message.split("; still waiting for ")[0]
+    return Change(replace(view.status, message=f"{message}; still waiting for {', '.join(view.late)}"))
 
 
 def _passed(gates: tuple[GateStatus, ...]) -> bool:

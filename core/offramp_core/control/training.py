@@ -84,8 +84,8 @@ def train_or_wait(view: TrainingView) -> Trained:
     if not view.able:
         message = "there is no ramp-set store; ramps are not trained on live traffic"
         events = () if status.state == "NoRampStore" else (Event(Reason.NO_RAMP_STORE, message, warning=True),)
-        told = replace(_ended(status), state="NoRampStore", message=message, failure=message)
-        return Trained(told, events=events)
+        waiting = replace(_ended(status), state="NoRampStore", message=message, failure=message)
+        return Trained(waiting, events=events)
     if view.rollout is not None:
         return Trained(status)
     if status.state == "Training":
@@ -160,16 +160,16 @@ def _training(view: TrainingView) -> Trained:
         )
         events = (Event(Reason.TRAINING_FAILED, failed.message, warning=True),)
         return Trained(replace(failed, failure=failed.message), events=events)
-    told = (
+    outcome = (
         f"{report.rows} inputs; on those that trained nothing plans could save {report.saving_after:.0%}, before "
         f"{report.saving_before:.0%}"
     )
     gains = report.saving_after >= report.saving_before + MIN_GAIN
     if not gains or report.ramp_set_digest in ("", status.current or view.bundle[1]):
-        message = f"no better ramps from {told}"
+        message = f"no better ramps from {outcome}"
         rested = replace(status, state="Capturing", message=message)
         return Trained(rested, events=(Event(Reason.NO_BETTER_RAMPS, message),))
-    message = f"{_short(report.ramp_set_digest)} is on trial, from {told}"
+    message = f"{_short(report.ramp_set_digest)} is on trial, from {outcome}"
     candidate = replace(
         status, state="Judging", candidate=report.ramp_set_digest, candidate_since_at=view.now, message=message
     )

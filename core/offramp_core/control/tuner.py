@@ -218,9 +218,9 @@ def _rest(view: TunerView) -> Tuned:
     """Nothing to look for; a request that nobody knows is told of once."""
     if not view.asks_the_unknown:
         return Tuned(_idle(view))
-    told = f"annotation {view.request!r} asks for nothing known; use {TUNE}/TIME"
+    message = f"annotation {view.request!r} asks for nothing known; use {TUNE}/TIME"
     status = replace(_idle(view), handled_request=view.request)
-    return Tuned(status, events=(Event(Reason.REQUEST_REFUSED, told, warning=True),))
+    return Tuned(status, events=(Event(Reason.REQUEST_REFUSED, message, warning=True),))
 
 
 def _idle(view: TunerView) -> TuningStatus:
@@ -331,14 +331,14 @@ def _min_gain(view: TunerView) -> float:
 
 def _digest(view: TunerView) -> Tuned:
     """What came out, and what keeps streams from being of use."""
-    told, store = _outcome_digested(view), view.snapshot.observed.records
+    tuned, store = _outcome_digested(view), view.snapshot.observed.records
     if store is None or not all_streams_differ(store.records):
-        return told
+        return tuned
     message = (
         f"{len(store.records)} records name nearly as many streams; name the source of requests, such as a "
         "camera or a conversation"
     )
-    return replace(told, events=(*told.events, Event(Reason.STREAMS_ALL_DIFFER, message, warning=True)))
+    return replace(tuned, events=(*tuned.events, Event(Reason.STREAMS_ALL_DIFFER, message, warning=True)))
 
 
 def _outcome_digested(view: TunerView) -> Tuned:
@@ -432,7 +432,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
         ConfigStatus("Tuned", "Certified", certificates[-CERTIFICATES_KEPT:], prediction, rejections),
     )
     at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
-    told = Event(
+    event = Event(
         Reason.RAMP_PROPOSED,
         f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its "
         f"records; audits will take {prediction.audits:.1%}",
@@ -449,7 +449,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
         )
     else:
         status = replace(status, state=Reason.ROLLING_OUT, message=f"rolling out {name}")
-    return Tuned(status, None, config, rollout, (told,), withdraw=withdraw)
+    return Tuned(status, None, config, rollout, (event,), withdraw=withdraw)
 
 
 def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) -> NewRollout:

@@ -168,7 +168,7 @@ def _fail_more(view: UpdateView) -> str:
 def _batches(workers: Iterable[Worker]) -> tuple[int, int]:
     """Batches that workers ran, and how many of them failed."""
     seen = [w.observations for w in workers if w.observations is not None and not w.distrusted]
-    counts = [count for told in seen for count in (*told.counts, *told.held_back)]
+    counts = [count for observations in seen for count in (*observations.counts, *observations.held_back)]
     return sum(c.batches for c in counts), sum(c.failed_batches for c in counts)
 
 

@@ -46,7 +46,7 @@ WORSE = 1.5  # a version may miss so many times what the other one misses, as bo
 MOST_MISSED = 0.9  # above it there is nothing to compare
 MIN_REQUESTS = 100  # of the other version, before its share says anything
 POWER = 0.95
-TOLD_EVERY_SECONDS = 10.0  # a status that changed with every request would be written with every pull
+GATES_READ_EVERY_SECONDS = 10.0  # a status that changed with every request would be written with every pull
 REJECTIONS: Mapping[str, Reason] = {  # by gate
     "failures": Reason.FAILURES_REJECTED,
     "objective": Reason.OBJECTIVE_REJECTED,
@@ -273,8 +273,8 @@ def begin(view: VersionView) -> Version | None:
         handled_request=view.service.request,
     )
     shares = "the workers" if view.service.spec.route is None else "the workers and of the requests through the Gateway"
-    told = f"{view.asked.uri} is tried beside {view.status.serving.uri}, by {view.policy.weight} % of {shares}"
-    return Version(status, Reason.STARTING, told, (Event(Reason.VERSION_ON_TRIAL, told),))
+    message = f"{view.asked.uri} is tried beside {view.status.serving.uri}, by {view.policy.weight} % of {shares}"
+    return Version(status, Reason.STARTING, message, (Event(Reason.VERSION_ON_TRIAL, message),))
 
 
 def stays_rejected(view: VersionView) -> Version | None:
@@ -333,9 +333,9 @@ def promotion_is_complete(view: VersionView) -> Version | None:
     done = sum(w.endpoint.ready and w.endpoint.current for w in workers)
     if done < len(workers) or done < view.split.n_main:
         return Version(view.status, Reason.PROMOTING, f"{done} of {view.split.n_main} workers follow {view.asked.uri}")
-    told = f"{view.asked.uri} serves all traffic ({view.status.message})"
+    message = f"{view.asked.uri} serves all traffic ({view.status.message})"
     status = VersionStatus(view.asked, handled_request=view.status.handled_request)
-    return Version(status, events=(Event(Reason.VERSION_PROMOTED, told),))
+    return Version(status, events=(Event(Reason.VERSION_PROMOTED, message),))
 
 
 def wait_for_its_workers(view: VersionView) -> Version | None:
@@ -367,11 +367,11 @@ def rest_and_compare(view: VersionView) -> Version | None:
             base=_tallies(view),
             compared_since_at=view.now,
         )
-        told = (
+        message = (
             f"passed ({_figures(view.status.gates)}); `offramp promote {view.service.name}` promotes it, `offramp "
             "abort` rejects it"
         )
-        return Version(replace(status, message=told), Reason.AWAITING_PROMOTION, told)
+        return Version(replace(status, message=message), Reason.AWAITING_PROMOTION, message)
     if view.waited() > view.policy.pause_seconds + view.policy.deadline_seconds:
         return _reject(
             view,
@@ -420,8 +420,8 @@ def _reject(view: VersionView, reason: AnyReason, message: str) -> Version:
         phase_started_at=view.now,
         handled_request=view.service.request,
     )
-    told = f"{view.asked.uri}: {message}; {view.status.serving.uri} goes on serving"
-    return Version(status, events=(Event(Reason.VERSION_REJECTED, told, warning=True),))
+    event_message = f"{view.asked.uri}: {message}; {view.status.serving.uri} goes on serving"
+    return Version(status, events=(Event(Reason.VERSION_REJECTED, event_message, warning=True),))
 
 
 def _promote(view: VersionView, why: str) -> Version:
@@ -463,15 +463,15 @@ def _wait_for_room(view: VersionView) -> Version:
     )
     ready = f"{sum(w.endpoint.ready for w in view.trial)} of {view.split.n_trial} workers of {view.asked.uri} are ready"
     if refused is not None and found.reason in (Reason.WAITING_FOR_ROOM, Reason.NO_ROOM_TO_SURGE):
-        told = f"{ready}; no room: {refused.endpoint.name}: {refused.endpoint.failure}"
+        message = f"{ready}; no room: {refused.endpoint.name}: {refused.endpoint.failure}"
         if not found.held:
-            return Version(status, Reason.WAITING_FOR_ROOM, told)
-        told += "; free room, raise the quota, or go back to the old model"
+            return Version(status, Reason.WAITING_FOR_ROOM, message)
+        message += "; free room, raise the quota, or go back to the old model"
         before = next(
             (c.reason for c in view.service.status.conditions if c.type == ConditionType.VERSION_ON_TRIAL), ""
         )
-        events = () if before == Reason.NO_ROOM_TO_SURGE else (Event(Reason.NO_ROOM_TO_SURGE, told, warning=True),)
-        return Version(status, Reason.NO_ROOM_TO_SURGE, told, events)
+        events = () if before == Reason.NO_ROOM_TO_SURGE else (Event(Reason.NO_ROOM_TO_SURGE, message, warning=True),)
+        return Version(status, Reason.NO_ROOM_TO_SURGE, message, events)
     if refused is None and view.with_status(status).waited() > view.policy.deadline_seconds:
         failure = next((f": {w.endpoint.name}: {w.trouble[1]}" for w in view.trial if w.trouble[1]), "")
         return _reject(view, Reason.START_TIMEOUT, f"not ready within {view.policy.deadline_seconds:g} s{failure}")
@@ -493,15 +493,18 @@ def _read(view: VersionView) -> VersionStatus:
     if status.phase == "Starting":
         return status
     tallies = _tallies(view)
-    shrunk = {boot: told.at_most(tallies[boot]) if boot in tallies else told for boot, told in status.base.items()}
+    shrunk = {boot: tally.at_most(tallies[boot]) if boot in tallies else tally for boot, tally in status.base.items()}
     status = replace(status, base=shrunk)
     gates = read_gates(
         view, old=_since(shrunk, tallies, _boots(view.main)), new=_since(shrunk, tallies, _boots(view.trial))
     )
     states = tuple(gate.state for gate in gates)
-    news = states != tuple(gate.state for gate in status.gates) or view.since(status.told_at) >= TOLD_EVERY_SECONDS
+    news = (
+        states != tuple(gate.state for gate in status.gates)
+        or view.since(status.gates_read_at) >= GATES_READ_EVERY_SECONDS
+    )
     # Where the gates stand still there is nothing to tell, however long ago they were told.
-    return replace(status, gates=gates, told_at=view.now) if news and gates != status.gates else status
+    return replace(status, gates=gates, gates_read_at=view.now) if news and gates != status.gates else status
 
 
 def read_gates(view: VersionView, *, old: VersionTally, new: VersionTally) -> tuple[GateStatus, ...]:
@@ -546,10 +549,10 @@ def _rounded(rate: float) -> float:
 
 def _gate(name: str, n: int, k: int, *, p0: float, alpha: float, needed: int, what: str) -> GateStatus:
     evidence, limit = log_e_value(k, n, p0=p0), math.log(1 / alpha)
-    told = f"{k} of {n} {what}, {p0:.2%} are allowed"
+    message = f"{k} of {n} {what}, {p0:.2%} are allowed"
     state: GateState = "Rejected" if evidence >= limit else "Undecided" if n < needed else "Clear"
     return GateStatus(
-        name, state, n, k, round(p0, 6), round(evidence, 6), round(limit, 6), needed, told, reached(n, needed)
+        name, state, n, k, round(p0, 6), round(evidence, 6), round(limit, 6), needed, message, reached(n, needed)
     )
 
 

@@ -32,9 +32,9 @@ Counter = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a process has told of an epoch's audits. ``lost`` of the open ones were given up. ``marks`` are moments of
-    before, the oldest first: how many had been drawn, and how long ago that was. A process that was seen ``gone`` so
+class Reported:
+    """What a process has reported of an epoch's audits. ``lost`` of the open ones were given up. ``marks`` are earlier
+    moments, the oldest first: how many had been drawn, and how long ago that was. A process that was seen ``gone`` so
     long ago is remembered for a while: what was only out of sight must not count again."""
 
     drawn: int = 0
@@ -59,7 +59,7 @@ class Watch:
     plan_hash: str = ""
     budget: float = 0.0
     state: detector.DetectorState = field(default_factory=detector.init)
-    seen: Mapping[Counter, Told] = field(default_factory=dict)
+    seen: Mapping[Counter, Reported] = field(default_factory=dict)
     lost: int = 0
     losses: Losses = field(default_factory=Losses)
     at: float = 0.0
@@ -81,20 +81,20 @@ def watched(
 ) -> Watch:
     """The detector with the audits that came, or were lost, since the last pass; another plan or budget begins anew.
 
-    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again.
+    ``boots`` are the processes that may still report, trusted or not: what they had reported must not count again.
     ``design_effect`` audits are worth one.
     """
     reports = tuple(trusted)
-    told = {(o.boot_id, c.epoch, c.plan_hash): c for o in reports for c in o.counts if c.arm == "stable"}
+    reported = {(o.boot_id, c.epoch, c.plan_hash): c for o in reports for c in o.counts if c.arm == "stable"}
     if before is None:
         return Watch(
-            plan.content_hash, budget, seen={key: _heard(None, c, 0.0).told for key, c in told.items()}, at=now
+            plan.content_hash, budget, seen={key: _heard(None, c, 0.0).reported for key, c in reported.items()}, at=now
         )
     reporting, seconds = {o.boot_id for o in reports}, min(max(0.0, now - before.at), _LONGEST_PASS)
-    seen: dict[Counter, Told] = {}
+    seen: dict[Counter, Reported] = {}
     n = k = lost = 0
-    for key in before.seen.keys() | told.keys():
-        then, c = before.seen.get(key, Told()), told.get(key)
+    for key in before.seen.keys() | reported.keys():
+        then, c = before.seen.get(key, Reported()), reported.get(key)
         if c is not None:
             news = _heard(then, c, seconds)
         elif key[0] in reporting or key[0] not in boots:
@@ -104,8 +104,8 @@ def watched(
             news = _News(then)
         if key[2] == plan.content_hash:
             n, k, lost = n + news.n, k + news.k, lost + news.lost
-        if news.told.gone is None or (key[0] not in reporting and news.told.gone < OVERDUE_SECONDS):
-            seen[key] = news.told
+        if news.reported.gone is None or (key[0] not in reporting and news.reported.gone < OVERDUE_SECONDS):
+            seen[key] = news.reported
     if (before.plan_hash, before.budget) != (plan.content_hash, budget):
         before = Watch(plan.content_hash, budget)
     losses, counted = count(before.losses, lost=lost, seen=n + lost, budget=budget)
@@ -121,18 +121,18 @@ def watched(
 class _News:
     """``k`` of ``n`` audits disagreed that came since the last pass, and ``lost`` ones were given up in this one."""
 
-    told: Told
+    reported: Reported
     n: int = 0
     k: int = 0
     lost: int = 0
 
 
-def _heard(then: Told | None, c: ArmCounts, seconds: float) -> _News:
+def _heard(then: Reported | None, c: ArmCounts, seconds: float) -> _News:
     """What a report says that comes so many seconds after the last pass; None: nobody looked before."""
-    known = then or Told()
+    known = then or Reported()
     came, wrong = c.audited - known.audited, c.disagreements - known.disagreements
     if then is None or not 0 <= wrong <= came:  # a counter that went backwards is quarantined from its next report on
-        return _News(Told(c.drawn, c.audited, c.disagreements, marks=((c.drawn, 0.0),)))
+        return _News(Reported(c.drawn, c.audited, c.disagreements, marks=((c.drawn, 0.0),)))
     counted = min(known.lost, came)
     lost, marks = known.lost - counted, [(drawn, waited + seconds) for drawn, waited in known.marks]
     overdue = max((drawn for drawn, waited in marks if waited >= OVERDUE_SECONDS), default=0)
@@ -141,5 +141,5 @@ def _heard(then: Told | None, c: ArmCounts, seconds: float) -> _News:
     if not marks or marks[-1][1] >= _BETWEEN_MARKS:
         marks.append((c.drawn, 0.0))
     new = came - counted
-    told = Told(c.drawn, c.audited, c.disagreements, lost + given_up, tuple(marks))
-    return _News(told, new, min(wrong, new), given_up)
+    reported = Reported(c.drawn, c.audited, c.disagreements, lost + given_up, tuple(marks))
+    return _News(reported, new, min(wrong, new), given_up)

@@ -96,7 +96,7 @@ def slow_limits(execution: Mapping[BatchShape, SecondsSketch]) -> SlowLimits:
     return SlowLimits(_limits(known), _limits(shapes))
 
 
-def told_limits(by_rows: Mapping[str, float], by_shape: Mapping[str, float]) -> SlowLimits:
+def parse_limits(by_rows: Mapping[str, float], by_shape: Mapping[str, float]) -> SlowLimits:
     """Limits as a document carries them; what names no shape is left out."""
     shapes = {shape_of(text): seconds for text, seconds in by_shape.items()}
     rows = {shape.rows: seconds for text, seconds in by_rows.items() if (shape := shape_of(text))}
@@ -115,11 +115,11 @@ def mean_rows(execution: Mapping[BatchShape, SecondsSketch]) -> float:
     return sum(shape.rows * seconds.n for shape, seconds in execution.items()) / batches if batches else 0.0
 
 
-def by_shape(told: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[BatchShape, SecondsSketch]:
+def by_shape(reported: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[BatchShape, SecondsSketch]:
     """Sketches that workers report, merged by shape. What names no shape, and buckets without a number, are left
     out."""
     found: dict[BatchShape, list[SecondsSketch]] = {}
-    for sketches in told:
+    for sketches in reported:
         for text, buckets in sketches.items():
             shape = shape_of(text)
             if shape is not None:

@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 EXACT = 1e-6  # of the demand, which a solver may be off by
 PAIRS = 2_000_000  # counts of two columns that are tried; more of them are left to the program
+BEYOND = 2.0**40  # workers, more than any pool has
 SHORT_COST = 1e3  # of an unanswered request, in times of what answering it costs at most
 
 
@@ -60,7 +61,8 @@ def answered(demand: Demand, counts: Ints) -> float:
 
 def alone(demand: Demand) -> Ints:
     """(J,) workers of each column that would answer the demand without any other."""
-    return np.ceil((demand.rate + demand.headroom) / demand.worker_rate * (1 - EXACT)).astype(np.int64)
+    needed = np.ceil((demand.rate + demand.headroom) / demand.worker_rate * (1 - EXACT))
+    return np.minimum(needed, BEYOND).astype(np.int64)
 
 
 def cheapest(demand: Demand, *, prices: Floats, room: Ints) -> Choice | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from offramp_core.errors import InvalidArgumentError
 
+MOST_WORKERS, MOST_RATE, MOST_VARIATION = 100_000, 1e9, 1e6  # beyond which figures are wrong, and programs slow
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
@@ -31,7 +33,7 @@ class Pool:
     def __post_init__(self) -> None:
         _named(self, "name")
         _number(self, "cost_per_hour", above=0)
-        _whole(self, "max_workers", least=0)
+        _whole(self, "max_workers", least=0, most=MOST_WORKERS)
         _whole(self, "worker_memory_bytes", least=1)
 
 
@@ -121,9 +123,9 @@ class Service:
 
     def __post_init__(self) -> None:
         _named(self, "name")
-        _number(self, "rate", least=0)
-        _number(self, "predicted_rate", least=0)
-        _number(self, "arrival_variation", least=0)
+        _number(self, "rate", least=0, most=MOST_RATE)
+        _number(self, "predicted_rate", least=0, most=MOST_RATE)
+        _number(self, "arrival_variation", least=0, most=MOST_VARIATION)
         _number(self, "latency_seconds", above=0)
         _number(self, "max_disagreement", least=0, most=1)
         _number(self, "late_share", above=0, below=1)
@@ -186,10 +188,11 @@ def _named(part: object, field: str) -> None:
         raise InvalidArgumentError(f"{type(part).__name__}.{field} must be a name")
 
 
-def _whole(part: object, field: str, *, least: int) -> None:
+def _whole(part: object, field: str, *, least: int, most: int | None = None) -> None:
     value = getattr(part, field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgumentError(f"{type(part).__name__}.{field} is {value!r}; it must be a whole number >= {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        words = f"a whole number >= {least}" + ("" if most is None else f" and <= {most}")
+        raise InvalidArgumentError(f"{type(part).__name__}.{field} is {value!r}; it must be {words}")
 
 
 def _number(

@@ -73,7 +73,8 @@ def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tu
 
 def workers_used(choices: Sequence[Choice], pools: int) -> Ints:
     """(P,) workers of all choices together."""
-    return np.array([c.used for c in choices], dtype=np.int64).reshape(len(choices), pools).sum(axis=0)
+    used: Ints = np.array([c.used for c in choices], dtype=np.int64).reshape(len(choices), pools)
+    return np.asarray(used.sum(axis=0), dtype=np.int64)
 
 
 class _Market:

@@ -1,2 +1,11 @@
 """Decisions about generated answers: what an answer lost, who computes next, who is let in, which variants a plan
-asks."""
+asks.
+
+admission.py  which requests for generation are let in
+columns.py    a generative model's variants as columns of records
+classes.py    which classes of requests are decided about by themselves
+drafts.py     which draft proposes tokens to the reference
+losses.py     what an answer lost against the reference's answer to the same prompt
+stops.py      stop strings in text that comes in pieces
+turns.py      who computes next among answers that are being written and prompts that are being read
+"""

@@ -17,12 +17,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from offramp_core.generation.classes import Classes
+
 FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
 FIRST_SHARE = 0.10  # of requests, while some setting has had fewer
 TRIAL_SHARE = 0.03  # of requests afterwards, over all settings that do not serve
 WEIGHT = 0.15  # of the newest request in a level
 MARGIN = 0.03  # by which a draft must be faster than none to begin, as a logarithm
-KEPT_CONTEXTS = 64
+LARGEST_LOAD = 256  # answers at once; more are decided about like these
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,20 @@ class _Book:
 class Drafts:
     """Chooses and learns. ``settings`` are the drafts that the reference can verify; without any, none is all there is.
 
-    Deterministic in what it is given: ``draw`` is a uniform number of the caller's.
+    Deterministic in what it is given: ``draw`` is a uniform number of the caller's. A class that is not known (see
+    :mod:`offramp_core.generation.classes`) shares what requests without one have learned.
     """
 
     settings: Sequence[Setting]
     _books: dict[Context, _Book] = field(default_factory=dict)
+    _classes: Classes = field(default_factory=Classes)
 
     def choose(self, context: Context, *, draw: float) -> Setting:
         """The setting for the next request of a context."""
         if not self.settings:
             return NONE
+        if gone := self._classes.count(context.request_class):
+            self._books = {known: book for known, book in self._books.items() if known.request_class != gone}
         book = self._book(context)
         others = [s for s in (NONE, *self.settings) if s != book.serves]
         untried = [s for s in (NONE, *self.settings) if book.levels[s].n < FIRST_TRIALS and s != book.serves]
@@ -143,11 +149,12 @@ class Drafts:
         return best if best != NONE and _faster(book.levels[best], off) else NONE
 
     def _book(self, context: Context) -> _Book:
-        book = self._books.pop(context, None) or _Book({s: Level() for s in (NONE, *self.settings)})
-        self._books[context] = book  # the newest last
-        while len(self._books) > KEPT_CONTEXTS:
-            del self._books[next(iter(self._books))]
-        return book
+        """Classes, loads and two kinds of requests are bounded, so these are."""
+        name = context.request_class if context.request_class in self._classes else ""
+        at = Context(name, min(context.load, LARGEST_LOAD), context.sampled)
+        if at not in self._books:
+            self._books[at] = _Book({s: Level() for s in (NONE, *self.settings)})
+        return self._books[at]
 
 
 def load_class(running: int) -> int:

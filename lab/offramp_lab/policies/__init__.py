@@ -2,6 +2,16 @@
 
 Every policy is given tuning records and a stream to serve. Those that can be deployed decide about a request without
 having seen the requests after it; those that cannot are marked ``hindsight``. :data:`POLICIES` lists them by name.
+
+apparate.py           Apparate as published
+apparate_artifact.py  Apparate as its public artifact runs it
+base.py               what a policy is: a function of tuning records and of a stream
+climb.py              the threshold hill-climb of Apparate, on any window of records
+common_threshold.py   one threshold for several ramps
+every_ramp.py         policies with a ramp at every place, which choose only when an input may leave
+hindsight.py          ceilings: what could have been saved by one who knew the stream in advance
+online.py             what all policies that learn while they serve have in common
+planned.py            policies that choose one plan from the tuning records and keep it
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def show(result: FileResult, objective: Objective, queueing: Queueing) -> None:
         if objective.goal != "mean" and each.policy.name == "exact":
             share = saving_of_goal(each.trace.plans[-1], result.stream, objective)
             console.print(
-                f"The exact search looked for the least {GOAL_NAMES[objective.goal]}: it saves {share:.1%} of that."
+                f"The exact search found the least {GOAL_NAMES[objective.goal]}: it saves {share:.1%} of that."
             )
     for reason in result.left_out:
         console.print(f"Left out: {reason}", style="dim", markup=False)

@@ -79,7 +79,7 @@ def saving_in_sample(trace: Trace, tune: Records) -> float:
 
 def truth(trace: Trace, stream: Records, pool: Records) -> Truth:
     """The plans of a trace on the pool, weighted by the requests they served."""
-    if not _told_by_thresholds(trace, stream):
+    if not _explained_by_thresholds(trace, stream):
         return Truth(trace.saving(stream), trace.disagreement, exact=False)
     ends = [*(plan.since for plan in trace.plans[1:]), len(trace.exit)]
     saving = disagreement = 0.0
@@ -95,7 +95,7 @@ def truth(trace: Trace, stream: Records, pool: Records) -> Truth:
     return Truth(saving, disagreement, exact=True)
 
 
-def _told_by_thresholds(trace: Trace, stream: Records) -> bool:
+def _explained_by_thresholds(trace: Trace, stream: Records) -> bool:
     """Whether the plans in force alone explain where each request left."""
     ends = [*(plan.since for plan in trace.plans[1:]), len(trace.exit)]
     for plan, end in zip(trace.plans, ends, strict=True):

@@ -19,13 +19,13 @@ def headroom_text(family: Family) -> str:
 
 def capacity_facts(family: Family) -> list[str]:
     """The sentence of the condition, and what follows from it for an autoscaler; nothing where nothing is known."""
-    told, condition = family.service.status.capacity, family.condition(ConditionType.NO_EXIT_CAPACITY)
+    capacity, condition = family.service.status.capacity, family.condition(ConditionType.NO_EXIT_CAPACITY)
     if condition is None or condition.status == "Unknown":
         return []
     scaled = family.service.spec.autoscaling
     floor = (
-        f"autoscaling.noExitFloor {scaled.no_exit_floor}: at least {told.floor} workers now"
-        if scaled is not None and told.floor
+        f"autoscaling.noExitFloor {scaled.no_exit_floor}: at least {capacity.floor} workers now"
+        if scaled is not None and capacity.floor
         else ""
     )
     return [f"without exits {condition.message}", *([floor] if floor else [])]

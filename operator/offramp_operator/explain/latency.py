@@ -69,10 +69,10 @@ def latency(
     if beside_on is not None and beside_off is not None:
         return LatencyFacts(slo_seconds, percentile, beside_on, beside_off, SIDE_BY_SIDE)
     all_on, all_off = _distribution(names[0], counts, on), _distribution(names[1], counts, off)
-    return LatencyFacts(slo_seconds, percentile, all_on, all_off, _said(all_on, all_off, names))
+    return LatencyFacts(slo_seconds, percentile, all_on, all_off, _note(all_on, all_off, names))
 
 
-def _said(on: Distribution | None, off: Distribution | None, names: tuple[str, str]) -> str:
+def _note(on: Distribution | None, off: Distribution | None, names: tuple[str, str]) -> str:
     if on is not None and off is not None:
         return APART
     missing = f"with {names[0] if on is None else names[1]}"

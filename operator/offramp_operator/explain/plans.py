@@ -27,12 +27,12 @@ def certificate(config: Config) -> str:
     if not config.status.certificates:
         return ""
     newest: Mapping[str, Any] = config.status.certificates[-1]
-    told = f"certified for {share(float(newest['budget']))}"
+    text = f"certified for {share(float(newest['budget']))}"
     if "lost" in newest:
-        told += f": {int(newest['n']):,} answers lost {share(float(newest['lost']) / int(newest['n']))} on average"
+        text += f": {int(newest['n']):,} answers lost {share(float(newest['lost']) / int(newest['n']))} on average"
     elif "n" in newest and "k" in newest:
-        told += f": {int(newest['k'])} of {int(newest['n']):,} answers differed"
-    return told + (" (earned in its canary)" if newest.get("method") == "canary-acceptance" else "")
+        text += f": {int(newest['k'])} of {int(newest['n']):,} answers differed"
+    return text + (" (earned in its canary)" if newest.get("method") == "canary-acceptance" else "")
 
 
 def predicted(promise: Prediction) -> str:

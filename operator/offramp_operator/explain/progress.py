@@ -42,21 +42,21 @@ def _times(family: Family) -> list[str]:
     asked = {goal.counted_as: goal.seconds for goal in spec.time_goals}
     p95s = {"latency": ("", seen.p95)}
     p95s |= {"first_token": ("first token ", seen.first_token_p95), "per_token": ("per token ", seen.per_token_p95)}
-    told = []
+    parts = []
     for name, (of, p95) in p95s.items():
         goal = f"objective p{spec.latency_percentile:g} {milliseconds(asked[name])}" if name in asked else ""
         if p95 or goal:
-            told.append(of + ", ".join(filter(None, (f"p95 {p95}" if p95 else "", goal))))
-    return told
+            parts.append(of + ", ".join(filter(None, (f"p95 {p95}" if p95 else "", goal))))
+    return parts
 
 
 def workers_ready(family: Family) -> str:
     """How many workers are ready, and how many run what was published last."""
-    told = family.service.status.workers
-    desired = told.desired if told.scaled_by else family.service.spec.replicas
-    summary = f"{told.ready} of {desired} ready, {told.acked} run the newest plan"
-    if told.scaled_by:
-        summary += f"; scaled by {told.scaled_by}"
+    workers = family.service.status.workers
+    desired = workers.desired if workers.scaled_by else family.service.spec.replicas
+    summary = f"{workers.ready} of {desired} ready, {workers.acked} run the newest plan"
+    if workers.scaled_by:
+        summary += f"; scaled by {workers.scaled_by}"
     return summary if family.workers is not None else f"{summary}; you may not list pods"
 
 

@@ -87,9 +87,9 @@ def _ramp(use: RampUse) -> str:
 
 
 def _slice(use: SliceUse) -> str:
-    told = f"stopped: {use.consequence} under this plan" if use.stopped else "takes exits"
+    does = f"stopped: {use.consequence} under this plan" if use.stopped else "takes exits"
     return (
-        f"slice {use.name}: {use.disagreements} of {use.audited:,} audits disagreed, budget {share(use.budget)}; {told}"
+        f"slice {use.name}: {use.disagreements} of {use.audited:,} audits disagreed, budget {share(use.budget)}; {does}"
     )
 
 

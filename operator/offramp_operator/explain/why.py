@@ -31,7 +31,7 @@ def serving(family: Family) -> list[str]:
     stable, spec, status = family.stable, family.service.spec, family.service.status
     budget = f"a budget of {share(spec.max_disagreement)} at {share(spec.confidence)} confidence"
     if stable is None:
-        return [f"{family.name} serves no plan yet: {status.message or 'no worker has told of its model'}"]
+        return [f"{family.name} serves no plan yet: {status.message or 'no worker has described its model'}"]
     if not stable.plan.exits_off:
         return [f"{family.name} serves {stable.name}: {about(stable)} ({budget})"]
     if generates(family):
@@ -85,7 +85,7 @@ def about_rollout(family: Family, rollout: Rollout) -> list[tuple[str, str]]:
     facts = (
         ("plan", ramps(to.plan) if to is not None else ""),
         ("reason", status.reason),
-        ("told", status.message if status.finished else progress(rollout, family)),
+        ("status", status.message if status.finished else progress(rollout, family)),
         (
             "person",
             ", ".join(
@@ -115,12 +115,12 @@ def readings(rollout: Rollout, now: float) -> list[Reading]:
 def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
     if gate.state == "NotApplicable":
         return Reading(gate.name, gate.state, "-", "-", "-", "-", "-", gate.message)
-    told = words(gate)
+    phrases = words(gate)
     return Reading(
         gate=gate.name,
         state=gate.state,
-        seen=told.counted.format(k=gate.k, n=gate.n),
-        against=told.against.format(bound=share(gate.bound)),
+        seen=phrases.counted.format(k=gate.k, n=gate.n),
+        against=phrases.against.format(bound=share(gate.bound)),
         e_value=e_value(gate.log_e_value),
         limit=e_value(gate.log_limit),
         exposure="-" if gate.exposure is None else f"{math.floor(100 * gate.exposure)}%",
@@ -156,7 +156,7 @@ def tuning(family: Family, now: float) -> list[str]:
     """What the tuner does, what it waits for and until when."""
     status = family.service.status.tuning
     if not status.state:
-        return ["has not begun: no worker has told of its model yet"]
+        return ["has not begun: no worker has described its model yet"]
     lines = [f"{status.state}: {status.message}".rstrip(": ")]
     if status.state == Reason.COLLECTING_LABELS and status.labels == 0:
         lines.append("labels come from audited requests: no traffic, no labels")
@@ -206,10 +206,10 @@ def wrong(family: Family) -> list[str]:
 
 def _wrong(condition: Condition) -> str:
     """With the next step, where the message does not end with it: what keeps a worker from running does."""
-    told = f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
+    text = f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
     known = Reason.of(condition.reason)
     return (
-        told if known is None or not known.next_step or "worker" in known.places else f"{told}; next: {known.next_step}"
+        text if known is None or not known.next_step or "worker" in known.places else f"{text}; next: {known.next_step}"
     )
 
 

@@ -32,7 +32,7 @@ from offramp_operator.kube.kinds import (
     uid_of,
     version_of,
 )
-from offramp_operator.kube.slim import slim
+from offramp_operator.kube.trim import trim
 
 K = TypeVar("K")
 REMEMBERED_DELETIONS = 10_000  # far more than can be under way between a write and its echo on the watch
@@ -66,7 +66,7 @@ class _Packed:
 
 
 class ObjectCache:
-    """Objects of the watched kinds, slimmed (see :mod:`slim`).
+    """Objects of the watched kinds, trimmed (see :mod:`trim`).
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class ObjectCache:
         if version <= self._deleted.get(uid, 0) or (known is not None and known.version >= version):
             return False
         self._forget(kind, uid)
-        obj = slim(kind, obj)
+        obj = trim(kind, obj)
         kept = self._objects[kind][uid] = _Packed.of(kind, obj)
         self._named[kind][kept.namespace, kept.name] = uid
         if kept.owner:

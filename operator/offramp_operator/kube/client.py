@@ -27,7 +27,7 @@ from kubernetes.dynamic.resource import Resource
 
 from offramp_core.errors import OfframpError, UnavailableError
 from offramp_operator.kube.kinds import FIELD_MANAGER, Kind, Object, name_of, namespace_of
-from offramp_operator.kube.slim import read_event, read_page
+from offramp_operator.kube.trim import read_event, read_page
 from offramp_operator.shell.platform import ConflictError
 
 CONNECT_SECONDS = 5.0
@@ -204,7 +204,7 @@ class KubeClient:
     async def watch(
         self, kind: Kind, namespace: str | None, *, version: int, deliver: Callable[[Events], object]
     ) -> None:
-        """Give ``deliver`` what happens after ``version``, as (type, slimmed object), until the server ends the watch.
+        """Give ``deliver`` what happens after ``version``, as (type, trimmed object), until the server ends the watch.
 
         A bookmark is an object that has a resource version only. The stream is read by a thread of its own; a cancelled
         watch ends it.
@@ -404,7 +404,7 @@ class _Stream:
             events = [read_event(self._kind, line) for line in lines if line]
             for happened, obj in events:
                 if happened == "ERROR":
-                    raise _told_in_stream(self._kind, obj)
+                    raise _stream_error(self._kind, obj)
             if events:
                 deliver(events)
 
@@ -416,7 +416,7 @@ class _Stream:
                 self._response.shutdown()
 
 
-def _told_in_stream(kind: Kind, status: Object) -> ApiError | ApiUnavailableError:
+def _stream_error(kind: Kind, status: Object) -> ApiError | ApiUnavailableError:
     code, message = int(status.get("code") or 0), str(status.get("message") or "no reason given")
     if code == 410:
         return ExpiredError(code, "Expired", f"watch {kind.plural}: {message}")
@@ -472,11 +472,11 @@ def _refusal(status: int, reason: str, message: str) -> ApiError | None:
     if status in (404, 410):
         return (GoneError if status == 404 else ExpiredError)(status, reason, message)
     if UNDECLARED in message:
-        told = f"{message}; the cluster's definitions are older than this operator: install those of its release"
-        return InvalidObjectError(status, "Invalid", told)
+        text = f"{message}; the cluster's definitions are older than this operator: install those of its release"
+        return InvalidObjectError(status, "Invalid", text)
     if status == 413 or any(words in message for words in TOO_LARGE):
-        told = f"{message}; the whole object must stay below what etcd takes, 1.5 MiB where nobody has set it"
-        return TooLargeError(status, "TooLarge", told)
+        text = f"{message}; the whole object must stay below what etcd takes, 1.5 MiB where nobody has set it"
+        return TooLargeError(status, "TooLarge", text)
     if status == 422 or (status == 400 and reason == "Invalid"):
         return InvalidObjectError(status, reason, message)
     return None

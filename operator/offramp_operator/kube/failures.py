@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from offramp_core.reasons import AnyReason, MaybeReason, Reason, as_said
+from offramp_core.reasons import AnyReason, MaybeReason, Reason, parse_reason
 from offramp_operator.kube.kinds import Object, name_of
 from offramp_operator.kube.manifests import CONTAINER, FETCH_CONTAINER
 
@@ -280,7 +280,7 @@ def creation_failure(message: str, *, reason: AnyReason) -> tuple[AnyReason, str
 
 def reason_of(obj: Object, otherwise: Reason) -> AnyReason:
     """Kubernetes' own reason, where it gives one."""
-    return as_said(str(obj["reason"])) if obj.get("reason") else otherwise
+    return parse_reason(str(obj["reason"])) if obj.get("reason") else otherwise
 
 
 def condition(obj: Object, kind: str) -> Object:
@@ -306,8 +306,8 @@ def _fetch_failure(pod: Object) -> tuple[AnyReason, str] | None:
     if (state.get("terminated") or {}).get("exitCode") == 0:
         return None
     ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
-    said = _first(FETCHES, str(ended.get("message") or ""), Reason.FETCH_FAILED) if ended.get("exitCode") else None
-    return said or _container_failure(pod, status)
+    found = _first(FETCHES, str(ended.get("message") or ""), Reason.FETCH_FAILED) if ended.get("exitCode") else None
+    return found or _container_failure(pod, status)
 
 
 def shortened(message: str) -> str:
@@ -326,14 +326,14 @@ def _ended(pod: Object) -> tuple[AnyReason, str]:
     status = pod["status"]
     reason, message = reason_of(status, Reason.FAILED), str(status.get("message") or "")
     found = _first(EVICTIONS, message, reason, node=_node(pod), pod=name_of(pod))
-    said = f" ({one_line(message)})" if message else ""
-    return found or (reason, shortened(f"{name_of(pod)} ended as {reason}{said}; a replacement is started by itself"))
+    detail = f" ({one_line(message)})" if message else ""
+    return found or (reason, shortened(f"{name_of(pod)} ended as {reason}{detail}; a replacement is started by itself"))
 
 
 def _container_failure(pod: Object, status: Object) -> tuple[AnyReason, str] | None:
     state = status.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    reason, message = as_said(str(waiting.get("reason") or "")), str(waiting.get("message") or "")
+    reason, message = parse_reason(str(waiting.get("reason") or "")), str(waiting.get("message") or "")
     if reason in IMAGE_REASONS:
         return _image_failure(pod, reason, message)
     if reason == Reason.CRASH_LOOP_BACK_OFF:
@@ -342,8 +342,8 @@ def _container_failure(pod: Object, status: Object) -> tuple[AnyReason, str] | N
         return _last_run(pod, reason, ended) if ended else (reason, f"the worker keeps ending; {_logs(pod)}")
     if reason and reason not in STARTING:
         found = _first(CONTAINERS, message, reason, node=_node(pod))
-        said = one_line(message) or reason
-        return found or (reason, shortened(f"the worker's container cannot be started ({said}); see spec.worker"))
+        detail = one_line(message) or reason
+        return found or (reason, shortened(f"the worker's container cannot be started ({detail}); see spec.worker"))
     if ended and ended.get("exitCode"):
         return _last_run(pod, reason_of(ended, Reason.ERROR), ended)
     return None
@@ -361,8 +361,8 @@ def _last_run(pod: Object, reason: AnyReason, ended: Object) -> tuple[AnyReason,
     found = _first(CONTAINERS, words, reason, node=_node(pod))
     if found is not None:
         return found
-    said = f": {words}" if words else ""
-    return reason, shortened(f"the worker ended with exit code {ended.get('exitCode')}{said}") + f"; {_logs(pod)}"
+    detail = f": {words}" if words else ""
+    return reason, shortened(f"the worker ended with exit code {ended.get('exitCode')}{detail}") + f"; {_logs(pod)}"
 
 
 def _image_failure(pod: Object, reason: AnyReason, message: str) -> tuple[AnyReason, str]:
@@ -380,8 +380,8 @@ def _image_failure(pod: Object, reason: AnyReason, message: str) -> tuple[AnyRea
     for reference in (bundle, own):
         cause = cause.replace(reference, "") if reference else cause
     found = _first(IMAGES, f"{reason} {cause}", reason, image=image, field=field, node=_node(pod))
-    said = one_line(message) or reason
-    return found or (reason, shortened(f"{image} cannot be pulled ({said}); check {field} and its registry"))
+    detail = one_line(message) or reason
+    return found or (reason, shortened(f"{image} cannot be pulled ({detail}); check {field} and its registry"))
 
 
 def _names(message: str, reference: str) -> bool:

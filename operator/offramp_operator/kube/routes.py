@@ -10,7 +10,7 @@ import msgspec
 from offramp_core.control.snapshot import Trouble
 from offramp_core.reasons import Reason
 from offramp_operator.kube.kinds import Object, name_of
-from offramp_operator.kube.slim import content
+from offramp_operator.kube.trim import content
 
 NEEDED = ("Accepted", "ResolvedRefs")
 
@@ -37,10 +37,10 @@ def trouble(route: Object) -> Trouble | None:
     if refused:
         return Trouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: " + "; ".join(refused))
     if not any(c.get("type") == "Accepted" for _, c in _conditions(route)):
-        told = (
+        cause = (
             "no Gateway has taken it; is there one of the name in spec.route.parentRefs, with a controller that runs?"
         )
-        return Trouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: {told}")
+        return Trouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: {cause}")
     return None
 
 

@@ -29,7 +29,7 @@ RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, *(5.0,) * 60)
 LOGIN_RETRY_SECONDS = 5.0  # after one that failed; kopf's own is a minute
 WATCHER_TASK = "watcher for "  # how kopf's names of the tasks that watch begin
 
-Told = Callable[[Kind, str | None, Object], object]
+OnEvent = Callable[[Kind, str | None, Object], object]
 """Takes an event of a watch: kind, type (None: the object was found by a list), object."""
 
 
@@ -82,7 +82,7 @@ def settings() -> kopf.OperatorSettings:
 def registry(
     *,
     start: Callable[[], Awaitable[None]],
-    told: Told,
+    on_event: OnEvent,
     failed: Callable[[], object],
     listed_anew: Callable[[], object],
     end: Callable[[], Awaitable[None]],
@@ -95,10 +95,10 @@ def registry(
     ----------
     start : callable
         Called before anything is watched; an error ends the process.
-    told : callable
+    on_event : callable
         Called with each event of an own kind.
     failed : callable
-        Called where ``told`` raised. kopf would log that and go on, so that nobody noticed.
+        Called where ``on_event`` raised. kopf would log that and go on, so that nobody noticed.
     listed_anew : callable
         Called where what is deleted may have gone untold; see :class:`~offramp_operator.kube.session.Manners`.
     end : callable
@@ -129,7 +129,7 @@ def registry(
         await end()
 
     for kind in kinds:
-        _feed(handlers, kind, told=told, failed=failed)
+        _feed(handlers, kind, on_event=on_event, failed=failed)
     return handlers
 
 
@@ -162,11 +162,11 @@ def _connection(configuration: kubernetes_client.Configuration) -> kopf.Connecti
     )
 
 
-def _feed(handlers: kopf.OperatorRegistry, kind: Kind, *, told: Told, failed: Callable[[], object]) -> None:
+def _feed(handlers: kopf.OperatorRegistry, kind: Kind, *, on_event: OnEvent, failed: Callable[[], object]) -> None:
     @kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=handlers)
     async def _tell(event: kopf.RawEvent, **_: Any) -> None:
         try:
-            told(kind, event["type"], dict(event["object"]))
+            on_event(kind, event["type"], dict(event["object"]))
         except Exception as error:
             failed()
             log_event("event-failed", f"{kind}: {error!r}", level=logging.ERROR, error=error)

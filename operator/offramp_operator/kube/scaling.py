@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from offramp_core.control.capacity import floor_in_force
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Scaling
-from offramp_core.reasons import MaybeReason, Reason, as_said
+from offramp_core.reasons import MaybeReason, Reason, parse_reason
 from offramp_operator.kube.kinds import FIELD_MANAGER, Object, name_of
 from offramp_operator.kube.pods import controls
 
@@ -98,5 +98,5 @@ def _failure(autoscaler: Object | None) -> tuple[MaybeReason, str]:
         fails = condition.get("type") in ("AbleToScale", "ScalingActive") and condition.get("status") == "False"
         if fails and reason not in ("", "ScalingDisabled"):
             hint = "; an adapter must serve earlyexit_inflight as a metric of pods" if "Metric" in reason else ""
-            return as_said(reason), f"{condition.get('message') or reason}{hint}"
+            return parse_reason(reason), f"{condition.get('message') or reason}{hint}"
     return "", ""

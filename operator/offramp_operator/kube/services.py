@@ -27,8 +27,8 @@ from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.kube.watch import class_users, service_key, service_matters
 from offramp_operator.metrics import Metrics
+from offramp_operator.shell.listeners import PassListener, PassListeners
 from offramp_operator.shell.observe import Observer
-from offramp_operator.shell.onlook import Onlooker, Onlookers
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.signing import SigningKey
 
@@ -50,7 +50,12 @@ RIGHTS = (
 
 
 def services(
-    workers: WorkerSettings, key: SigningKey, *, instance: str, metrics: Metrics, onlookers: tuple[Onlooker, ...] = ()
+    workers: WorkerSettings,
+    key: SigningKey,
+    *,
+    instance: str,
+    metrics: Metrics,
+    listeners: tuple[PassListener, ...] = (),
 ) -> Managed:
     """The entry of services.
 
@@ -60,7 +65,7 @@ def services(
         What the administrator decided about workers; the key that signs plans.
     instance : str
         Name of this process in Events.
-    onlookers : tuple of Onlooker
+    listeners : tuple of PassListener
         Are shown every pass, besides ``metrics``.
     """
 
@@ -75,7 +80,7 @@ def services(
                 seat.wake(woken)
 
         seat.beside(forever(TURN_SECONDS, take_turns))
-        return Reconciler(platform, observer, key, onlooker=Onlookers(metrics, *onlookers)).reconcile
+        return Reconciler(platform, observer, key, listener=PassListeners(metrics, *listeners)).reconcile
 
     return Managed(
         SERVICE,

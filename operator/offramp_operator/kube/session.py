@@ -88,8 +88,8 @@ class Manners:
         while watch and response.status == FORGOTTEN:
             response.release()
             rhythm.begin()
-            told = "the version is too old; watching from now on"
-            log_event("watch-forgotten", told, level=logging.WARNING, path=request.url.path)
+            message = "the version is too old; watching from now on"
+            log_event("watch-forgotten", message, level=logging.WARNING, path=request.url.path)
             await rhythm.rest()
             # Without a version, a watch tells of every object there is, then goes on.
             request.url = request.url.without_query_params("resourceVersion")

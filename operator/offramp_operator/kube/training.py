@@ -30,9 +30,9 @@ def report(job: Object, pods: Iterable[Object], *, attempt: int, since: float, n
         Seconds since the epoch.
     """
     pods = list(pods)
-    told = [result for pod in pods if (result := _result(pod)) is not None]
-    if told:
-        return _report(told[-1], attempt=attempt, since=since)
+    results = [result for pod in pods if (result := _result(pod)) is not None]
+    if results:
+        return _report(results[-1], attempt=attempt, since=since)
     failed, complete = condition(job, "Failed"), condition(job, "Complete")
     if failed.get("status") == "True":
         return TrainingReport(attempt, "Failed", message=_why(job, failed, pods), since=since)
@@ -49,34 +49,34 @@ def runs(job: Object, pods: Iterable[Object]) -> bool:
     return not over and all(_result(pod) is None for pod in pods)
 
 
-def _report(told: dict[str, Any], *, attempt: int, since: float) -> TrainingReport:
-    if "error" in told:
-        return TrainingReport(attempt, "Failed", message=shortened(str(told["error"])), since=since)
-    digest = str(told.get("ramp_set_digest"))
+def _report(result: dict[str, Any], *, attempt: int, since: float) -> TrainingReport:
+    if "error" in result:
+        return TrainingReport(attempt, "Failed", message=shortened(str(result["error"])), since=since)
+    digest = str(result.get("ramp_set_digest"))
     if not DIGEST.fullmatch(digest):
-        message = f"the training told no result: ramp_set_digest is {digest[:80]!r}"
+        message = f"the training reported no result: ramp_set_digest is {digest[:80]!r}"
         return TrainingReport(attempt, "Failed", message=message, since=since)
     try:
         return TrainingReport(
             attempt,
             "Succeeded",
             digest,
-            int(told["rows"]),
-            float(told["saving_before"]),
-            float(told["saving_after"]),
+            int(result["rows"]),
+            float(result["saving_before"]),
+            float(result["saving_after"]),
             since=since,
         )
     except (KeyError, TypeError, ValueError) as error:
-        return TrainingReport(attempt, "Failed", message=f"the training told no result: {error}", since=since)
+        return TrainingReport(attempt, "Failed", message=f"the training reported no result: {error}", since=since)
 
 
 def _result(pod: Object) -> dict[str, Any] | None:
     """The JSON that the trainer left as its last words."""
     try:
-        told = json.loads(str(_last(pod).get("message") or ""))
+        parsed = json.loads(str(_last(pod).get("message") or ""))
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _last(pod: Object) -> Object:
@@ -105,6 +105,6 @@ def _waits(pod: Object) -> str:
     return "" if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") else failure(pod)[1]
 
 
-def _age(told: Object, now: float) -> float:
-    since = told.get("lastTransitionTime")
+def _age(condition: Object, now: float) -> float:
+    since = condition.get("lastTransitionTime")
     return now - datetime.fromisoformat(str(since)).timestamp() if since else 0.0

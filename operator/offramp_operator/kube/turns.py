@@ -46,7 +46,7 @@ class TurnKeeper:
         self._turns = Turns()
         self._failed: Mapping[str, str] = {}
         self._woken: set[ServiceKey] = set()
-        self._looked_at = -FRESH_SECONDS
+        self._refreshed_at = -FRESH_SECONDS
 
     def standing(self, how: Standing) -> int:
         """How many services stand so; those that nobody has looked at as a whole yet count as they are."""
@@ -61,16 +61,16 @@ class TurnKeeper:
 
     def may_go(self, key: ServiceKey, *, services: int) -> bool:
         """Whether it is a service's turn. Before all ``services`` have been noted it is nobody's."""
-        self._look(services)
+        self._refresh(services)
         return str(key) in self._turns.may_go
 
     def woken(self, *, services: int) -> frozenset[ServiceKey]:
         """Those for whom something is new since the last call."""
-        self._look(services)
+        self._refresh(services)
         found, self._woken = frozenset(self._woken), set()
         return found
 
-    def told(self) -> Turn:
+    def reason_to_wait(self) -> Turn:
         """What is said of a service whose turn has not come."""
         if not self._failed:
             return Turn(
@@ -85,12 +85,12 @@ class TurnKeeper:
             "worker image, and spec.worker.image takes an image for this service at once",
         )
 
-    def _look(self, services: int) -> None:
+    def _refresh(self, services: int) -> None:
         """Look at the fleet again, unless that was just done."""
         now = self._monotonic()
-        if now - self._looked_at < FRESH_SECONDS or len(self._members) < services:
+        if now - self._refreshed_at < FRESH_SECONDS or len(self._members) < services:
             return
-        self._looked_at = now
+        self._refreshed_at = now
         before, self._turns = self._turns, next_turns(self._members, self._clock())
         changed = set(self._turns.may_go - before.may_go)
         # By name: what they say may change with every pass, and all that wait would write it.
@@ -102,22 +102,22 @@ class TurnKeeper:
 
     def _tell(self) -> None:
         if self._failed:
-            said = "; ".join(f"{name}: {why}" for name, why in sorted(self._failed.items()))
-            log_event("fleet-update-stopped", f"no further service is updated: {said}", level=logging.ERROR)
+            failures = "; ".join(f"{name}: {why}" for name, why in sorted(self._failed.items()))
+            log_event("fleet-update-stopped", f"no further service is updated: {failures}", level=logging.ERROR)
         else:
             log_event("fleet-update-resumed", "no service fails any more")
 
 
 def member(service: Service, deployment: Object, *, waits: bool, counts: bool) -> Member:
     """How a service stands, by its Deployment and by what its last pass has told."""
-    told = {c.type: c for c in service.status.conditions}
-    updating, spare = told.get(ConditionType.WORKERS_UPDATING), told.get(ConditionType.NO_EXIT_CAPACITY)
+    conditions = {c.type: c for c in service.status.conditions}
+    updating, spare = conditions.get(ConditionType.WORKERS_UPDATING), conditions.get(ConditionType.NO_EXIT_CAPACITY)
     no_room = updating is not None and updating.reason in CROWDED
     return Member(
         waits=waits,
         counts=counts and service.status.workers.desired > 0 and not no_room,
         done_at=_done_at(deployment),
-        failure=_failure(told, deployment),
+        failure=_failure(conditions, deployment),
         ready=service.status.workers.ready,
         busy=service.status.capacity.peak_rate > 0,
         spare=spare is not None and spare.status == "True",
@@ -125,12 +125,12 @@ def member(service: Service, deployment: Object, *, waits: bool, counts: bool) -
     )
 
 
-def _failure(told: Mapping[ConditionType | PassedOn, Condition], deployment: Object) -> str:
+def _failure(conditions: Mapping[ConditionType | PassedOn, Condition], deployment: Object) -> str:
     """What is wrong with the newest workers: by the service's conditions, or because Kubernetes gave their rollout
     up."""
     for kind, reasons in FAILING.items():
-        if kind in told and told[kind].reason in reasons:
-            return told[kind].message
+        if kind in conditions and conditions[kind].reason in reasons:
+            return conditions[kind].message
     stuck = condition(deployment, "Progressing")
     return str(stuck.get("message") or stuck.get("reason")) if stuck.get("status") == "False" else ""
 
@@ -139,10 +139,10 @@ def _done_at(deployment: Object) -> float | None:
     """Since when all pods of a Deployment have been of its newest template; None while they are not. Scaling does not
     touch it."""
     seen = int((deployment.get("status") or {}).get("observedGeneration") or 0)
-    told = condition(deployment, "Progressing")
-    if seen < int(deployment["metadata"].get("generation") or 0) or told.get("reason") != "NewReplicaSetAvailable":
+    state = condition(deployment, "Progressing")
+    if seen < int(deployment["metadata"].get("generation") or 0) or state.get("reason") != "NewReplicaSetAvailable":
         return None
-    return datetime.fromisoformat(str(told["lastUpdateTime"])).timestamp() if told.get("lastUpdateTime") else None
+    return datetime.fromisoformat(str(state["lastUpdateTime"])).timestamp() if state.get("lastUpdateTime") else None
 
 
 def administrators_image(service: Service, deployed: Object) -> str | None:

@@ -265,7 +265,7 @@ class Feed:
                     continue  # as watches end after a while, and versions are forgotten
             await pauses.sleep(broken)
 
-    def told(self, kind: Kind, happened: str | None, obj: Object) -> None:
+    def on_event(self, kind: Kind, happened: str | None, obj: Object) -> None:
         """One event of a watch that kopf keeps; None stands for an object that its list found."""
         scope = (kind, None if (kind, None) in self._freshness.position else namespace_of(obj))
         self._take(scope, [(happened or "ADDED", obj)])

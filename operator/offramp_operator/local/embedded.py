@@ -22,9 +22,9 @@ from offramp_operator.local.records import keep_only, load_pools, save_pool
 from offramp_operator.local.state import StateFolder, StateFolderError, remove_leftovers
 from offramp_operator.local.training import Trainer
 from offramp_operator.metrics import Metrics
+from offramp_operator.shell.listeners import PassListeners
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observer
-from offramp_operator.shell.onlook import Onlookers
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.record_pool import RampSetKey
@@ -89,7 +89,7 @@ class EmbeddedShell:
         self._board = Board(worker_kind="process", since=time.time())
         self._metrics, self._metrics_port = Metrics(), metrics_port
         self._reconciler = Reconciler(
-            self._platform, self._observer, self._key, onlooker=Onlookers(self._board, self._metrics)
+            self._platform, self._observer, self._key, listener=PassListeners(self._board, self._metrics)
         )
         self._web_port = web_port
         self._grace = grace_seconds
@@ -115,11 +115,11 @@ class EmbeddedShell:
             asyncio.create_task(self._watch_file(), name="watch"),
             asyncio.create_task(self._keep_records(key), name="records"),
         ]
-        told = asyncio.create_task(stop.wait())
+        stopped = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait({told, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (told, *tasks):
+            for task in (stopped, *tasks):
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await page.cleanup()

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_operator.local import leash
+from offramp_operator.local import parent_death
 from offramp_operator.shell.log import log_event
 
 HOST = "127.0.0.1"
@@ -88,7 +88,7 @@ class FrontProcess:
     async def _keep(self) -> None:
         while not self._closing:
             self._process = process = await asyncio.create_subprocess_exec(
-                *leash.command(sys.executable, "-m", "offramp_operator.local.proxy", str(self._socket.fileno())),
+                *parent_death.command(sys.executable, "-m", "offramp_operator.local.proxy", str(self._socket.fileno())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=[self._socket.fileno()],

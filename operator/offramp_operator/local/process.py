@@ -20,7 +20,7 @@ import httpx
 
 from offramp_core.errors import UnavailableError
 from offramp_core.reasons import MaybeReason, Reason
-from offramp_operator.local import leash
+from offramp_operator.local import parent_death
 from offramp_operator.local.template import WorkerTemplate
 from offramp_operator.shell import wire
 from offramp_operator.shell.log import log_event
@@ -156,7 +156,7 @@ class WorkerProcess:
         log = _open_log(self._around.log_dir / f"{self.record.name}.log")
         try:
             return await asyncio.create_subprocess_exec(
-                *leash.command(*self._around.command),
+                *parent_death.command(*self._around.command),
                 env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -168,9 +168,9 @@ class WorkerProcess:
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """Wait for the end, by itself or because of :meth:`stop`."""
-        ended, told = asyncio.create_task(process.wait()), asyncio.create_task(self._stop.wait())
-        await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+        ended, stopping = asyncio.create_task(process.wait()), asyncio.create_task(self._stop.wait())
+        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         if not ended.done():
             _signal(process.pid, signal.SIGTERM)
             await asyncio.wait({ended}, timeout=self._grace_seconds)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from offramp_core.control.snapshot import TrainingOrder, TrainingReport
-from offramp_operator.local import leash
+from offramp_operator.local import parent_death
 from offramp_operator.local.state import StateFolder, replace_file
 from offramp_operator.shell.log import log_event
 
@@ -46,8 +46,8 @@ class Trainer:
         if self._order is not None and self._task is not None and not self._task.done():
             return TrainingReport(self._order.attempt, "Running", since=self._order.since)
         try:
-            told = json.loads(self._state.training_file.read_text(encoding="utf-8"))
-            return TrainingReport(**told)
+            fields = json.loads(self._state.training_file.read_text(encoding="utf-8"))
+            return TrainingReport(**fields)
         except (OSError, ValueError, TypeError):
             return None
 
@@ -72,8 +72,8 @@ class Trainer:
         code = await self._process(order, bundle, result)
         report = replace(_report(order.attempt, result, code), since=order.since)
         result.unlink(missing_ok=True)
-        told = {name: getattr(report, name) for name in TrainingReport.__dataclass_fields__}
-        await asyncio.to_thread(replace_file, self._state.training_file, json.dumps(told).encode() + b"\n")
+        fields = {name: getattr(report, name) for name in TrainingReport.__dataclass_fields__}
+        await asyncio.to_thread(replace_file, self._state.training_file, json.dumps(fields).encode() + b"\n")
         level = logging.WARNING if report.state == "Failed" else logging.INFO
         log_event("training-ended", report.message or report.state, level=level, attempt=order.attempt)
         self._changed()
@@ -101,7 +101,7 @@ class Trainer:
         log = os.open(self._state.logs / "training.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             process = await asyncio.create_subprocess_exec(
-                *leash.command(*self._command),
+                *parent_death.command(*self._command),
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -125,16 +125,16 @@ class Trainer:
 def _report(attempt: int, result: Path, code: int | None) -> TrainingReport:
     """What the process wrote, or how it ended without a word."""
     try:
-        told = json.loads(result.read_text(encoding="utf-8"))
-        if "error" in told:
-            return TrainingReport(attempt, "Failed", message=str(told["error"])[:500])
+        parsed = json.loads(result.read_text(encoding="utf-8"))
+        if "error" in parsed:
+            return TrainingReport(attempt, "Failed", message=str(parsed["error"])[:500])
         return TrainingReport(
             attempt,
             "Succeeded",
-            ramp_set_digest=str(told["ramp_set_digest"]),
-            rows=int(told["rows"]),
-            saving_before=float(told["saving_before"]),
-            saving_after=float(told["saving_after"]),
+            ramp_set_digest=str(parsed["ramp_set_digest"]),
+            rows=int(parsed["rows"]),
+            saving_before=float(parsed["saving_before"]),
+            saving_after=float(parsed["saving_after"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         how = "took too long and was ended" if code is None else f"ended with exit code {code}; see logs/training.log"

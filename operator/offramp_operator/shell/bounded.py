@@ -27,7 +27,7 @@ def refuse_unbounded(url: str, headers: Mapping[str, str]) -> None:
     """
     length = headers.get("Content-Length", "")
     if not length.isdecimal() or int(length) > MAX_ANSWER_BYTES:
-        said = f"{length} bytes" if length else "a body of unknown length"
-        raise AnswerRefusedError(f"{url} answers with {said}; at most {MAX_ANSWER_BYTES} are read")
+        size = f"{length} bytes" if length else "a body of unknown length"
+        raise AnswerRefusedError(f"{url} answers with {size}; at most {MAX_ANSWER_BYTES} are read")
     if "Content-Encoding" in headers:
         raise AnswerRefusedError(f"{url} answers compressed, which nobody asked for")

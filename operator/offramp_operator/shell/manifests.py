@@ -107,12 +107,12 @@ def same_status(manifest: Mapping[str, Any], status: ServiceStatus | ConfigStatu
 def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[str, Any]:
     """A status as the API stores it. Fields at their defaults are left out, but for what people read in a column of its
     own."""
-    told = _renamed(cast(dict[str, Any], to_json(status)), _OURS, _THEIRS)
+    fields = _renamed(cast(dict[str, Any], to_json(status)), _OURS, _THEIRS)
     if isinstance(status, RolloutStatus):
-        return packed({"phase": status.phase, **told})
+        return packed({"phase": status.phase, **fields})
     if isinstance(status, ConfigStatus):
-        return {"source": status.source, "state": status.state, **told}
-    return packed(told)
+        return {"source": status.source, "state": status.state, **fields}
+    return packed(fields)
 
 
 def bounded(status: S, *, limit_bytes: int) -> S:

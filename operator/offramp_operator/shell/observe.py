@@ -32,9 +32,9 @@ from offramp_core.records import records_from_arrays
 from offramp_operator.shell import wire
 from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
-from offramp_operator.shell.peaks import Peaks
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.record_pool import RampSetKey, RecordPool, rows_each, rows_for
+from offramp_operator.shell.rolling_maximum import RollingMaximum
 
 COLLECTING_STATES = (Reason.COLLECTING_LABELS, Reason.TUNING)
 COLLECTING = TuningStatus(Reason.COLLECTING_LABELS)
@@ -77,8 +77,8 @@ class _Seen:
     liar: str = ""
     distrusted: str = ""
     pull: asyncio.Task[None] | None = None
-    told_silent: bool = False
-    told: int = 0  # hash of the last answer but for its time
+    reported_silent: bool = False
+    digest: int = 0  # hash of the last answer but for its time
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class _ServiceMemory:
     pools: dict[RampSetKey, RecordPool] = field(default_factory=dict)
     stores: dict[RampSetKey, tuple[tuple[int, int], RecordStore | None]] = field(default_factory=dict)
     revision: int = 0
-    peaks: Peaks = field(default_factory=Peaks)
+    peak_rate: RollingMaximum = field(default_factory=RollingMaximum)
     tuning: TuningStatus = COLLECTING
 
 
@@ -145,7 +145,7 @@ class Observer:
         own, others = _records(memory, workers)
         return Observed(workers, own, others, _load(memory, self._monotonic()))
 
-    async def look(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> int:
+    async def poll(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> int:
         """Pull all workers of a service once; the revision after that. Cheap where nothing is new: an answer that
         repeats itself is not parsed."""
         return (await self._pull_all(key, endpoints, token)).revision
@@ -153,7 +153,7 @@ class Observer:
     def at_rest(self, key: ServiceKey) -> bool:
         """Whether every worker answers, or has been told to be silent: none of them is about to be heard for the first
         time."""
-        return all(seen.failures == 0 or seen.told_silent for seen in self._services[key].seen.values())
+        return all(seen.failures == 0 or seen.reported_silent for seen in self._services[key].seen.values())
 
     def revision(self, key: ServiceKey) -> int:
         """A number that grows whenever a worker reports, or fails to report, something new."""
@@ -221,16 +221,16 @@ class Observer:
         memory.revision += seen.failures > 0
         if seen.failures >= FAILURES_UNTIL_SILENT and math.isfinite(seen.answered_at):
             log_event("worker-answers", f"{endpoint.name} answers again", service=str(key), worker=endpoint.name)
-        seen.failures, seen.answered_at, seen.told_silent = 0, self._monotonic(), False
+        seen.failures, seen.answered_at, seen.reported_silent = 0, self._monotonic(), False
 
     def _failed(
         self, key: ServiceKey, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, reason: str
     ) -> None:
         seen.failures += 1
         silent = self._silent(seen)
-        if seen.failures < FAILURES_UNTIL_SILENT or silent != seen.told_silent:
+        if seen.failures < FAILURES_UNTIL_SILENT or silent != seen.reported_silent:
             memory.revision += 1
-        seen.told_silent = silent
+        seen.reported_silent = silent
         if seen.failures == FAILURES_UNTIL_SILENT and seen.state is not None:
             log_event(
                 "worker-silent",
@@ -249,15 +249,15 @@ class Observer:
         for _ in range(MAX_PAGES):
             query = _query(memory, seen) | ({} if renew else {"renew": "0"})
             body = await self._get(endpoint, "/v1/observations", token, query)
-            told = hash(wire.without_time(body))
-            if seen.observations is not None and told == seen.told:
+            digest = hash(wire.without_time(body))
+            if seen.observations is not None and digest == seen.digest:
                 _rested(seen, wire.decode_time(body))
                 return
             pulled = wire.decode_observations(body)
             _check_same(pulled.uid, endpoint.uid)
             state = pulled.state
             if state is None:  # a worker of an earlier release
-                state, told = wire.decode_state(await self._get(endpoint, "/v1/state", token, {})), 0
+                state, digest = wire.decode_state(await self._get(endpoint, "/v1/state", token, {})), 0
                 _check_same(state.uid, endpoint.uid)
             if pulled.boot_id != state.boot_id:
                 raise UnavailableError("the worker restarted between two answers")
@@ -271,7 +271,7 @@ class Observer:
             _judge(seen, endpoint, pulled)
             if not seen.distrusted:
                 _account(seen, pulled)
-            seen.state, seen.observations, seen.told = self._shared(state), replace(pulled, state=None), told
+            seen.state, seen.observations, seen.digest = self._shared(state), replace(pulled, state=None), digest
             n_rows = self._keep_rows(memory, seen, endpoint, state)
             memory.revision += changed or n_rows > 0
             if n_rows < wire.MAX_BLOCK_ROWS:
@@ -479,8 +479,8 @@ def _account(seen: _Seen, now: Observations) -> None:
             last = before.get((count.epoch, count.arm))
             requests += max(0, count.requests - (last.requests if last else 0))
             busy += max(0.0, count.busy_seconds - (last.busy_seconds if last else 0.0))
-        told = seen.observations
-        refused = now.refused - told.refused if told is not None and told.boot_id == now.boot_id else 0
+        latest = seen.observations
+        refused = now.refused - latest.refused if latest is not None and latest.boot_id == now.boot_id else 0
         came += requests - answered + max(0, refused)
     if seen.work and now.now <= seen.work[-1].at:
         seen.work[-1] = _Work(seen.work[-1].at, requests, busy, came)
@@ -494,9 +494,9 @@ def _note_work(seen: _Seen, work: _Work) -> None:
         seen.work.popleft()
 
 
-def _figures(told: Observations) -> tuple[object, ...]:
+def _figures(observations: Observations) -> tuple[object, ...]:
     """What a decision may look at, records aside."""
-    return told.counts, told.held_back, told.plans, told.refused
+    return observations.counts, observations.held_back, observations.plans, observations.refused
 
 
 def _rested(seen: _Seen, now: float) -> None:
@@ -518,8 +518,8 @@ def _load(memory: _ServiceMemory, now: float) -> Load:
             if seconds >= LOAD_WINDOW_SECONDS / 2:
                 coming.append((last.came - first.came) / seconds)
     if coming:
-        memory.peaks.note(sum(coming), now)
-    peak = memory.peaks.highest(now)
+        memory.peak_rate.note(sum(coming), now)
+    peak = memory.peak_rate.highest(now)
     if not rates:
         return Load(peak_rate=peak)
     return Load(request_rate=sum(rates), utilisation=sum(shares) / len(shares), peak_rate=peak)

@@ -16,9 +16,9 @@ from offramp_core.control.watch import Watch
 from offramp_core.protocol import PlanDocument
 from offramp_core.reasons import ConditionType, Reason
 from offramp_core.tuning import TuningRequest, tune
+from offramp_operator.shell.listeners import Nobody, PassListener, Seen
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observer
-from offramp_operator.shell.onlook import Nobody, Onlooker, Seen
 from offramp_operator.shell.platform import ConflictError, Platform, ServiceKey
 from offramp_operator.shell.signing import SigningKey
 from offramp_operator.shell.tunings import Tune, Tuning, Tunings
@@ -66,7 +66,7 @@ class Reconciler:
         Seconds since the epoch.
     decide, tune : callable
         The core's; arguments so that a test can watch the order of what is done with a decision.
-    onlooker : Onlooker
+    listener : PassListener
         Told about every pass; nothing it does comes back.
     """
 
@@ -79,14 +79,14 @@ class Reconciler:
         *,
         decide: Decide = decide,
         tune: Tune = tune,
-        onlooker: Onlooker | None = None,
+        listener: PassListener | None = None,
     ) -> None:
         self._platform = platform
         self._observer = observer
         self._key = key
         self._clock = clock
         self._decide = decide
-        self._onlooker = onlooker or Nobody()
+        self._listener = listener or Nobody()
         self._tunings = Tunings(tune, clock)
         self._uids: dict[ServiceKey, str] = {}
         self._watched_since: dict[ServiceKey, float] = {}
@@ -101,7 +101,7 @@ class Reconciler:
 
         Raises whatever the platform raises, conflicts aside; the caller retries with backoff.
         """
-        wait, rested = await self._look(key)
+        wait, rested = await self._poll(key)
         if wait is not None:
             return wait
         changes = self._platform.changes(key)
@@ -118,7 +118,7 @@ class Reconciler:
             return CONFLICT_RETRY_SECONDS
         except Exception as error:
             self._able.discard(key)
-            self._onlooker.failed(key, error, self._clock())
+            self._listener.failed(key, error, self._clock())
             raise
 
     def forget(self, key: ServiceKey) -> None:
@@ -132,7 +132,7 @@ class Reconciler:
         self._able.discard(key)
         self._tunings.forget(key)
         self._observer.forget(key)
-        self._onlooker.gone(key)
+        self._listener.gone(key)
 
     # --- the pass ----------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Reconciler:
             self.forget(key)
         self._uids[key] = service.uid
 
-    async def _look(self, key: ServiceKey) -> tuple[float | None, float]:
+    async def _poll(self, key: ServiceKey) -> tuple[float | None, float]:
         """Pull the workers of an idle service.
 
         Returns
@@ -155,7 +155,7 @@ class Reconciler:
         idle = self._idle.pop(key, None)
         if idle is None or idle.changes != self._platform.changes(key):
             return None, 0.0
-        revision = await self._observer.look(key, idle.workers, token=idle.token)
+        revision = await self._observer.poll(key, idle.workers, token=idle.token)
         if (revision, self._platform.changes(key)) != (idle.revision, idle.changes):
             return None, 0.0
         if self._clock() >= idle.until:
@@ -182,7 +182,7 @@ class Reconciler:
         await self._set_going(key, gathered, observed, decision)
         self._able.add(key)
         tuning, now = self._tunings.of(key), self._clock()
-        self._onlooker.passed(key, Seen(gathered, observed.workers, decision, now))
+        self._listener.passed(key, Seen(gathered, observed.workers, decision, now))
         wait = decision.requeue_after_seconds
         if tuning.running is not None or _lives(gathered):
             return min(wait, ACTIVE_REQUEUE_SECONDS)

@@ -16,7 +16,7 @@ from offramp_core.control.outcome import Objects, carried_out
 from offramp_core.control.snapshot import Event, Worker
 from offramp_core.protocol import PlanDocument
 from offramp_operator.explain.family import Family, WorkerSeen
-from offramp_operator.shell.onlook import Seen
+from offramp_operator.shell.listeners import Seen
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.web.curves import CurveBook, CurvePoint
 
@@ -25,7 +25,7 @@ STALE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TimedEvent:
     """An event and when it was told."""
 
     at: float
@@ -43,7 +43,7 @@ class View:
     published: PlanDocument | None = None
     at: float = 0.0
     problem: str = ""
-    events: tuple[Told, ...] = ()
+    events: tuple[TimedEvent, ...] = ()
     curves: Mapping[str, Mapping[str, tuple[CurvePoint, ...]]] = field(default_factory=dict)
 
 
@@ -53,12 +53,12 @@ class _Entry:
     problem: str = ""
     at: float = 0.0
     version: int = 0
-    events: deque[Told] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    events: deque[TimedEvent] = field(default_factory=lambda: deque(maxlen=EVENTS))
     family: Family | None = None
 
 
 class Board:
-    """Implements :class:`offramp_operator.shell.onlook.Onlooker`.
+    """Implements :class:`offramp_operator.shell.listeners.PassListener`.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class Board:
     def passed(self, key: ServiceKey, seen: Seen) -> None:
         entry = self._entries.setdefault(key, _Entry())
         entry.seen, entry.problem, entry.at, entry.family = seen, "", seen.at, None
-        entry.events.extend(Told(seen.at, event) for event in seen.decision.events)
+        entry.events.extend(TimedEvent(seen.at, event) for event in seen.decision.events)
         for name, status in seen.decision.rollout_statuses.items():
             self._curves.note(_curve_key(key, seen, name), status, seen.at)
         self._wake(entry)
@@ -162,15 +162,17 @@ def _curve_key(key: ServiceKey, seen: Seen | None, rollout: str) -> str:
 
 def _worker(worker: Worker, kind: str) -> WorkerSeen:
     state = "Ready" if worker.endpoint.ready else worker.endpoint.failure_reason or "NotReady"
-    told = worker.state
+    reported = worker.state
     details = (
         worker.endpoint.failure,
         f"{worker.endpoint.restarts} restarts" if worker.endpoint.restarts else "",
         "" if worker.endpoint.current else "of an older template",
-        "does not answer" if worker.endpoint.ready and told is None else "",
-        "its breaker is open: exits off" if told is not None and told.breaker_open else "",
-        f"refused epoch {told.refused.epoch}: {told.refused.message}" if told is not None and told.refused else "",
-        f"runs epoch {told.epoch}" if told is not None and told.epoch else "",
-        told.message if told is not None else "",
+        "does not answer" if worker.endpoint.ready and reported is None else "",
+        "its breaker is open: exits off" if reported is not None and reported.breaker_open else "",
+        f"refused epoch {reported.refused.epoch}: {reported.refused.message}"
+        if reported is not None and reported.refused
+        else "",
+        f"runs epoch {reported.epoch}" if reported is not None and reported.epoch else "",
+        reported.message if reported is not None else "",
     )
     return WorkerSeen(worker.endpoint.name, kind, state, "; ".join(filter(None, details)))

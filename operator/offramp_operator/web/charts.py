@@ -27,12 +27,12 @@ Scale = Callable[[float], float]
 def element(name: str, *children: Markup | str, **attributes: object) -> Markup:
     """One element, everything escaped. ``class_`` is class, ``stroke_width`` stroke-width, None leaves an attribute
     out."""
-    told = "".join(
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup("<{0}{1}>{2}</{0}>").format(name, Markup(told), Markup("").join(children))  # noqa: S704 - escaped above
+    return Markup("<{0}{1}>{2}</{0}>").format(name, Markup(written), Markup("").join(children))  # noqa: S704 - escaped above
 
 
 def svg(width: float, height: float, *children: Markup, label: str, class_: str) -> Markup:
@@ -55,8 +55,8 @@ def _label(x: float, y: float, text: str, class_: str = "tick", anchor: str = "s
 
 
 def _path(points: Iterable[Point], class_: str) -> Markup:
-    told = "L".join(f"{_text(float(x))} {_text(float(y))}" for x, y in points)
-    return element("path", d=f"M{told}", class_=class_)
+    points_text = "L".join(f"{_text(float(x))} {_text(float(y))}" for x, y in points)
+    return element("path", d=f"M{points_text}", class_=class_)
 
 
 # --- overview --------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def goal_bar(goal: Goal, *, name: str) -> Markup:
     if goal.used is None:
         return Markup("")
     filled = min(_BAR_WIDTH, _BAR_FULL * goal.used)
-    told = f"{name}: {goal.measured}, {goal.used:.0%} of what {goal.allowed} allows"
+    label = f"{name}: {goal.measured}, {goal.used:.0%} of what {goal.allowed} allows"
     return svg(
         _BAR_WIDTH,
         _BAR_HEIGHT,
@@ -78,7 +78,7 @@ def goal_bar(goal: Goal, *, name: str) -> Markup:
             "rect", x=0, y=2, width=max(2.0, filled), height=4, rx=2, class_="bar-bad" if goal.broken else "bar-fill"
         ),
         _line(_BAR_FULL, 0, _BAR_FULL, _BAR_HEIGHT, "bar-limit"),
-        label=told,
+        label=label,
         class_="bar",
     )
 
@@ -110,7 +110,7 @@ def network_chart(facts: NetworkFacts) -> Markup:
         _label(left + width + 12, _LINE_Y + 4, "final", "end-label"),
         _label(left + width + 12, _LINE_Y + 20, stay),
     ]
-    return svg(_NET_WIDTH, height, *parts, label=_network_told(facts, active), class_="network")
+    return svg(_NET_WIDTH, height, *parts, label=_network_label(facts, active), class_="network")
 
 
 def _blocks(widths: Sequence[float], left: float, width: float) -> list[Markup]:
@@ -190,15 +190,15 @@ def _exit(ramp: RampFacts, *, at: float, x: float) -> list[Markup]:
     ]
 
 
-def _network_told(facts: NetworkFacts, active: Sequence[RampFacts]) -> str:
+def _network_label(facts: NetworkFacts, active: Sequence[RampFacts]) -> str:
     if not active:
         return f"The network under {facts.config}: exits off, {len(facts.ramps)} candidate ramps not in use"
-    told = "; ".join(
+    leaving = "; ".join(
         f"{r.id} after {r.place:.0%} of the network, threshold {r.threshold}"
         + (f", {share(r.exit_share)} of requests leave" if r.exit_share is not None else "")
         for r in active
     )
-    return f"The network under {facts.config}: {told}"
+    return f"The network under {facts.config}: {leaving}"
 
 
 def signed_seconds(seconds: float) -> str:
@@ -270,11 +270,11 @@ def evidence_chart(gate: str, curve: Sequence[CurvePoint], *, started_at: float 
         _label(_EV_WIDTH - _EV_RIGHT, _EV_HEIGHT - 6, duration(span), "tick", "end"),
     ]
     last = curve[-1]
-    told = (
+    label = (
         f"E-value of gate {gate} over {duration(span)}: {e_value(last.log_e_value)} now, against a limit of "
         f"{e_value(last.log_limit)}"
     )
-    return svg(_EV_WIDTH, _EV_HEIGHT, *parts, label=told, class_="evidence")
+    return svg(_EV_WIDTH, _EV_HEIGHT, *parts, label=label, class_="evidence")
 
 
 def _decades(highest: float, y: Scale) -> list[Markup]:
@@ -351,10 +351,10 @@ def latency_chart(facts: LatencyFacts) -> Markup:
     for distribution, class_ in shown:
         parts.append(_path(_staircase(distribution, x, y), class_))
     parts += _names([(d.label, x(_reached(d, _NAMED_AT)), f"{class_}-label") for d, class_ in shown], y(_NAMED_AT) + 4)
-    told = "; ".join(
+    label = "; ".join(
         f"{d.label}: p50 {_seconds(d.at(0.5))}, p95 {_seconds(d.at(0.95))} of {d.n:,} requests" for d, _ in shown
     )
-    return svg(_CDF_WIDTH, _CDF_HEIGHT, *parts, label=f"Latency distribution. {told}", class_="cdf")
+    return svg(_CDF_WIDTH, _CDF_HEIGHT, *parts, label=f"Latency distribution. {label}", class_="cdf")
 
 
 def _names(curves: Sequence[tuple[str, float, str]], y: float) -> list[Markup]:

@@ -54,8 +54,8 @@ def guard(names: Collection[str]) -> Middleware:
                 request.method, ("GET", "HEAD"), headers=HEADERS, text="this page is read-only"
             )
         if not host_allowed(request.headers.get("Host", ""), names):
-            told = "this name is not served here; ask by address, or let the administrator add it to OFFRAMP_WEB_HOSTS"
-            raise web.HTTPMisdirectedRequest(headers=HEADERS, text=told)
+            text = "this name is not served here; ask by address, or let the administrator add it to OFFRAMP_WEB_HOSTS"
+            raise web.HTTPMisdirectedRequest(headers=HEADERS, text=text)
         return await handler(request)
 
     return middleware

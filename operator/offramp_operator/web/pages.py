@@ -63,7 +63,7 @@ class StepFacts:
 
     weight: int
     state: str
-    told: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class LiveRollout:
     name: str
     phase: str
     weight: int
-    told: str
+    summary: str
     steps: tuple[StepFacts, ...]
 
 
@@ -250,7 +250,7 @@ def _aged(view: View, now: float) -> Family | None:
     family = view.family
     if family is None or family.note or now - view.at < STALE_SECONDS:
         return family
-    note = f"not looked at for {ago(view.at, now)}: the operator is late, see its log"
+    note = f"not reconciled for {ago(view.at, now)}: the operator is late, see its log"
     return Family(family.service, family.configs, family.rollouts, family.workers, family.created_at, note)
 
 
@@ -318,8 +318,8 @@ def _live(family: Family) -> LiveRollout | None:
     active = family.active
     if active is None:
         return None
-    told = progress(active, family) or "waits for its turn"
-    return LiveRollout(active.name, active.status.phase, active.status.weight, told, _steps(active, family))
+    summary = progress(active, family) or "waits for its turn"
+    return LiveRollout(active.name, active.status.phase, active.status.weight, summary, _steps(active, family))
 
 
 def _steps(rollout: Rollout, family: Family) -> tuple[StepFacts, ...]:
@@ -340,10 +340,10 @@ def _steps(rollout: Rollout, family: Family) -> tuple[StepFacts, ...]:
 
 def service(view: View, now: float, *, since: float) -> ServicePage:
     """Everything of one service."""
-    family, told = _aged(view, now), row(view, now)
+    family, glance = _aged(view, now), row(view, now)
     if family is None:
         return ServicePage(
-            told, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ()
+            glance, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ()
         )
     served = served_by(view.workers, view.published)
     counts = _pooled(view)
@@ -353,7 +353,7 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
         for r, headline in zip(reversed(family.rollouts), attempts(family, now), strict=True)
     ]
     return ServicePage(
-        row=told,
+        row=glance,
         since=_moment(since),
         as_of=view.at,
         serving=tuple(serving(family)),

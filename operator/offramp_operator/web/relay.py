@@ -22,7 +22,7 @@ class Standby:
     """That this process does not lead: who does, the command that reaches it, and the leader's page where it can be
     reached from here."""
 
-    told: str
+    message: str
     url: str = ""
     command: str = ""
 

@@ -65,10 +65,10 @@ class Renderer:
 
     def overview(self, page: OverviewPage, *, fresh: str) -> Sections:
         """Sections of the overview by id."""
-        told = f"{page.degraded} degraded, {page.progressing} progressing, {page.healthy} healthy"
+        summary = f"{page.degraded} degraded, {page.progressing} progressing, {page.healthy} healthy"
         return {
             "services": self._part("overview_services.html", page=page),
-            "announce": _plain(told),
+            "announce": _plain(summary),
             "fresh": _plain(fresh),
         }
 
@@ -88,8 +88,8 @@ class Renderer:
 
     def message(self, heading: str, message: str, command: str = "") -> Sections:
         """A page that only says something."""
-        told = self._part("message.html", heading=heading, message=message, command=command)
-        return {"message": told, "announce": "", "fresh": ""}
+        content = self._part("message.html", heading=heading, message=message, command=command)
+        return {"message": content, "announce": "", "fresh": ""}
 
     def page(
         self, sections: Sections, *, title: str, since: str, crumbs: Sequence[str] = (), live: str = "", api: str = ""

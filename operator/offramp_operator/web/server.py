@@ -60,7 +60,7 @@ class WebPage:
 
     def application(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[guard(self._names), self._told])
+        app = web.Application(middlewares=[guard(self._names), self._guarded])
         app.on_response_prepare.append(add_headers)
         app.on_shutdown.append(self._end)
         app.router.add_get("/", self._overview)
@@ -175,9 +175,9 @@ class WebPage:
     # --- what is wrong -----------------------------------------------------------------------------
 
     @property
-    def _told(self) -> Any:
+    def _guarded(self) -> Any:
         @web.middleware
-        async def told(request: web.Request, handler: Any) -> web.StreamResponse:
+        async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
             standby = None if request.path.startswith("/static/") else self._standby()
             if standby is not None:
                 return await self._ask_leader(request, standby)
@@ -192,16 +192,16 @@ class WebPage:
                 log_event("page-failed", f"{request.path}: {error!r}", level=logging.ERROR, error=error)
                 return self._wrong(request, 500, "This page could not be made", "The log of the operator says why.")
 
-        return told
+        return guarded
 
     async def _ask_leader(self, request: web.Request, standby: Standby) -> web.StreamResponse:
         if standby.url and RELAYED not in request.headers:
             try:
                 return await self._relay.forward(request, standby.url)
             except UnreachableError as error:
-                told = f"{error}. {standby.told}"
-                return self._wrong(request, 503, "The leader does not answer", told, standby.command)
-        return self._wrong(request, 503, "This replica stands by", standby.told, standby.command)
+                explanation = f"{error}. {standby.message}"
+                return self._wrong(request, 503, "The leader does not answer", explanation, standby.command)
+        return self._wrong(request, 503, "This replica stands by", standby.message, standby.command)
 
     def _wrong(
         self, request: web.Request, status: int, heading: str, message: str, command: str = ""

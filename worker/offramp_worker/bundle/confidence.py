@@ -80,9 +80,9 @@ def _labels(nodes: Nodes, logits: str, task: Task) -> str:
     return nodes.add("Exp", nodes.add("Neg", nodes.reduced("ReduceSum", doubt)), name=nodes.prefix)
 
 
-def _estimate(nodes: Nodes, said: str, task: Task) -> str:
+def _estimate(nodes: Nodes, output: str, task: Task) -> str:
     """The logistic function of minus the logarithm of the expected error."""
-    return _logistic(nodes, nodes.add("Neg", nodes.column(said, task.width)))
+    return _logistic(nodes, nodes.add("Neg", nodes.column(output, task.width)))
 
 
 def _logistic(nodes: Nodes, value: str) -> str:
@@ -99,11 +99,11 @@ SCORES: Mapping[Score, Callable[[Nodes, str, Task], str]] = {
 }
 
 
-def add_confidence(model: onnx.ModelProto, *, said: str, task: Task, name: str) -> None:
-    """Add the output ``name`` [n] float64: how sure an exit is that says ``said`` [n, head_width]."""
+def add_confidence(model: onnx.ModelProto, *, output: str, task: Task, name: str) -> None:
+    """Add the output ``name`` [n] float64: how sure an exit is that says ``output`` [n, head_width]."""
     opset = next(i.version for i in model.opset_import if i.domain in ("", "ai.onnx"))
     nodes = Nodes(name, opset)
-    SCORES[task.score](nodes, nodes.add("Cast", said, to=DOUBLE), task)
+    SCORES[task.score](nodes, nodes.add("Cast", output, to=DOUBLE), task)
     model.graph.node.extend(nodes.nodes)
     model.graph.initializer.extend(nodes.constants)
     model.graph.output.append(helper.make_tensor_value_info(name, DOUBLE, None))

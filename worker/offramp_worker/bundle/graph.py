@@ -99,8 +99,8 @@ def tensor_values(session: Any, names: Sequence[str], rows: Array, *, entry: str
     """What a session of :func:`with_outputs` says of the tensors ``names`` on rows of the model's input ``entry``,
     which may be among them."""
     computed = [name for name in names if name != entry]
-    said = session.run(computed, {entry: rows}) if computed else []
-    found = {entry: rows, **dict(zip(computed, said, strict=True))}
+    values = session.run(computed, {entry: rows}) if computed else []
+    found = {entry: rows, **dict(zip(computed, values, strict=True))}
     return {name: found[name] for name in names}
 
 

@@ -28,10 +28,13 @@ from offramp_core.bundle import (
     RECORDS_FILE,
     SCHEMA_VERSION,
     TASK_SCHEMA_VERSION,
+    TOKENIZER_FILE,
     BatchProfile,
     Manifest,
     Profile,
     RampSpec,
+    TensorSpec,
+    backbone_digest,
     ramp_set_digest,
     side_model_file,
 )
@@ -48,6 +51,7 @@ from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_
 from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import DEVICES, Device
 from offramp_worker.documents import parse_document
+from offramp_worker.preprocess.encoded import Encoded, load_encoded
 
 Array = npt.NDArray[Any]
 MEMBERS = (BACKBONE_FILE, RAMPS_FILE, RECORDS_FILE, PROFILE_FILE, PROBE_FILE)
@@ -91,6 +95,12 @@ class Bundle:
     probe_x: Array
     probe_logits: Array
     task: Task
+    encoded: Encoded | None = None
+
+    @property
+    def asks_for(self) -> TensorSpec:
+        """The one input as clients send it; ``encoded`` makes the model's of it where they differ."""
+        return self.manifest.asks_for[0]
 
     @property
     def backbone(self) -> onnx.ModelProto:
@@ -109,6 +119,12 @@ class Bundle:
     @property
     def input_dtype(self) -> np.dtype[Any]:
         return NUMPY_TYPES[self.manifest.inputs[0].datatype]
+
+
+def row_bytes(spec: TensorSpec) -> int:
+    """Bytes of one row of an input, the longest one where they differ."""
+    sizes = [size if size > 0 else spec.longest for size in spec.shape]
+    return max(1, math.prod(sizes) * NUMPY_TYPES[spec.datatype].itemsize)
 
 
 def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
@@ -133,7 +149,9 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
     files: dict[Precision, str] = {spec.name: spec.file for spec in manifest.backbones}
     columns = manifest.columns
     side_files = {j: side_model_file(column.id) for j, column in enumerate(columns) if column.head == "model"}
-    content = {name: _read_member(path, name, manifest) for name in (*MEMBERS, *files.values(), *side_files.values())}
+    texts = (TOKENIZER_FILE,) if manifest.preprocess is not None and manifest.preprocess.text is not None else ()
+    named = (*MEMBERS, *files.values(), *side_files.values(), *texts)
+    content = {name: _read_member(path, name, manifest) for name in named}
     _check_digests(manifest)
     backbones = {precision: _parse_model(content[file], manifest, file) for precision, file in files.items()}
     probe_x, probe_logits = _parse_probe(content[PROBE_FILE], manifest)
@@ -153,7 +171,15 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
         probe_x=probe_x,
         probe_logits=probe_logits,
         task=manifest.does,
+        encoded=_encoded(manifest, content.get(TOKENIZER_FILE, b"")),
     )
+
+
+def _encoded(manifest: Manifest, tokenizer: bytes) -> Encoded | None:
+    if manifest.preprocess is None:
+        return None
+    spec = manifest.inputs[0]
+    return load_encoded(manifest.preprocess, spec, NUMPY_TYPES[spec.datatype], tokenizer=tokenizer)
 
 
 def check_files(path: Path) -> Manifest:
@@ -343,8 +369,14 @@ def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
 
 
 def _check_digests(manifest: Manifest) -> None:
-    if manifest.backbone_digest != "sha256:" + manifest.files[BACKBONE_FILE]:
-        raise InvalidBundleError(f"{MANIFEST_FILE}: backbone_digest is not the digest of {BACKBONE_FILE}")
+    try:
+        digest = backbone_digest(manifest.files, manifest.preprocess)
+    except KeyError as error:
+        raise InvalidBundleError(f"{MANIFEST_FILE}: files does not list {error}, which its texts need") from error
+    if manifest.backbone_digest != digest:
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: backbone_digest is not the digest of {BACKBONE_FILE} and of the steps before it"
+        )
     try:
         digest = ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions, manifest.task)
     except KeyError as error:

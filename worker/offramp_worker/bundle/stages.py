@@ -171,7 +171,7 @@ def _optimised_cutter(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensor
     forms |= {entry: (entry, FLOAT), end: (end, FLOAT)}
 
     def cut(source: str, target: str, group: Sequence[HeadNodes]) -> StageGraph:
-        outputs = [value for head in group for value in _said(head)]
+        outputs = [value for head in group for value in _head_outputs(head)]
         if target != source:
             outputs.insert(0, _value(*forms[target]))
         return _extract(whole, source=_value(*forms[source]), outputs=outputs, heads=2 * len(group))
@@ -215,7 +215,7 @@ def _optimised_with(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors:
     return optimised(tapped)
 
 
-def _said(head: HeadNodes) -> list[onnx.ValueInfoProto]:
+def _head_outputs(head: HeadNodes) -> list[onnx.ValueInfoProto]:
     return [_value(head.output, FLOAT), _value(_confidence(head), DOUBLE)]
 
 
@@ -279,7 +279,7 @@ def _confidence(head: HeadNodes) -> str:
 def _add_confidence(model: onnx.ModelProto, heads: Sequence[HeadNodes]) -> None:
     """What :class:`offramp_core.uncertainty.ExitTest` reads."""
     for head in heads:
-        add_confidence(model, said=head.output, task=head.task, name=_confidence(head))
+        add_confidence(model, output=head.output, task=head.task, name=_confidence(head))
 
 
 def optimised(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -10,7 +10,6 @@ workers left there that ended without a chance to do so.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import shutil
@@ -24,7 +23,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.lengths import pad_rows
-from offramp_worker.bundle.load import NUMPY_TYPES
+from offramp_worker.bundle.load import row_bytes
 from offramp_worker.logs import log_event
 
 SHARD_ROWS = 128
@@ -55,7 +54,7 @@ class Captures:
         flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
         self._folder, self._spec = folder, spec
-        self._capacity = min(MAX_ROWS, max(1, max_bytes // _row_bytes(spec)))
+        self._capacity = min(MAX_ROWS, max(1, max_bytes // row_bytes(spec)))
         self._random = random.Random(seed)  # noqa: S311 - sampling, no secret
         self._lock = threading.Lock()
         self._rows: list[Capture] = []
@@ -177,9 +176,3 @@ class Captures:
     def _clear_folder(self) -> None:
         with contextlib.suppress(OSError):
             shutil.rmtree(self._folder)
-
-
-def _row_bytes(spec: TensorSpec) -> int:
-    """Of one input, the longest one where they differ."""
-    sizes = [size if size > 0 else spec.longest for size in spec.shape]
-    return max(1, math.prod(sizes) * NUMPY_TYPES[spec.datatype].itemsize)

@@ -14,8 +14,8 @@ import onnxruntime as ort
 from onnx import helper
 
 from offramp_worker.devices import Device, open_session
-from offramp_worker.engine.execute import Runnable
-from offramp_worker.engine.stages import IndexArray, Said, Stage, StageSession
+from offramp_worker.engine.execute import HeadOutput, Runnable
+from offramp_worker.engine.stages import IndexArray, Stage, StageSession
 
 Array = npt.NDArray[Any]
 Features = Any  # an array of the host, or a tensor in the device's memory
@@ -39,13 +39,13 @@ class DeviceStage:
         """Whether ``x`` of :meth:`run` matters behind the first stage."""
         return bool(self._session.entry)
 
-    def run(self, features: Features, x: Array, rows: IndexArray | None = None) -> tuple[Features, list[Said]]:
+    def run(self, features: Features, x: Array, rows: IndexArray | None = None) -> tuple[Features, list[HeadOutput]]:
         """Run a batch, as :meth:`offramp_worker.engine.stages.Stage.run` does; ``features`` is what the stage before
         returned."""
         with self._device.turn:
             return self._run(features if rows is None else take_rows(features, rows, self._device), x)
 
-    def _run(self, features: Features, x: Array) -> tuple[Features, list[Said]]:
+    def _run(self, features: Features, x: Array) -> tuple[Features, list[HeadOutput]]:
         names = self._session
         binding = names.session.io_binding()
         if isinstance(features, np.ndarray):
@@ -63,8 +63,8 @@ class DeviceStage:
             features, *outputs = outputs
             if self._last:
                 features = features.numpy()
-        said = [value.numpy() for value in outputs]
-        return features, list(zip(said[::2], said[1::2], strict=True))
+        values = [value.numpy() for value in outputs]
+        return features, list(zip(values[::2], values[1::2], strict=True))
 
 
 def take_rows(features: Features, rows: IndexArray, device: Device) -> Features:

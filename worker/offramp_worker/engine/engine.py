@@ -77,7 +77,7 @@ class Engine:
         executor has failed for so long that only a new process may help.
         """
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
-        self.task, self.outputs = bundle.task, bundle.manifest.output_names
+        self.task, self.outputs, self.max_rows = bundle.task, bundle.manifest.output_names, options.max_queue_rows
         self.sets = HeldSets(bundle, sessions, store=options.ramp_set_store)
         self.counters = Counters()
         self._traced, self._clock, self._wall_clock = options.traced, clock, wall_clock

@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]
-Said = tuple[FloatArray, npt.NDArray[np.float64]]
+HeadOutput = tuple[FloatArray, npt.NDArray[np.float64]]  # logits and confidence of a head
 
 
 _ROWS = np.arange(1024)  # batches begin with all of their rows: a slice is at hand sooner than a new array
@@ -34,7 +34,7 @@ class Runnable(Protocol):
     @property
     def reads_input(self) -> bool: ...
 
-    def run(self, features: Any, x: Array, rows: IndexArray | None = None) -> tuple[Any, Sequence[Said]]: ...
+    def run(self, features: Any, x: Array, rows: IndexArray | None = None) -> tuple[Any, Sequence[HeadOutput]]: ...
 
 
 class Leaves(Protocol):

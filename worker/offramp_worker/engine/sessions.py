@@ -117,14 +117,14 @@ class Sessions:
         A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision,
         and that is what is said of it.
         """
-        said: dict[int, FloatArray] = {j: self._run(session, x)[0] for j, session in self._sides.items()}
+        outputs: dict[int, FloatArray] = {j: self._run(session, x)[0] for j, session in self._sides.items()}
         whole: dict[Precision, FloatArray] = {}
         for precision, tap in self._taps.items():
             whole[precision], *heads = self._run(tap.session, x)
-            said |= dict(zip(tap.ramps, heads, strict=True))
+            outputs |= dict(zip(tap.ramps, heads, strict=True))
             if tap.final is not None:
-                said[tap.final] = whole[precision]
-        columns = [said[j] for j in range(len(said))]
+                outputs[tap.final] = whole[precision]
+        columns = [outputs[j] for j in range(len(outputs))]
         usual = self.usual.rows(x)
         odd = np.empty(0, np.intp) if usual is None else np.flatnonzero(~usual)
         finals = {precision: self._task.answers(logits) for precision, logits in whole.items()}
@@ -235,8 +235,8 @@ class Sessions:
         expected = dict(zip(tap.ramps, heads, strict=True))
         features = x = bundle.probe_x
         for stage in stages:
-            features, said = stage.run(features, x)
-            for j, (logits, _) in zip(stage.ramps, said, strict=True):
+            features, head_outputs = stage.run(features, x)
+            for j, (logits, _) in zip(stage.ramps, head_outputs, strict=True):
                 if j in expected and not _close(logits, expected[j]):
                     raise PlanRefusedError(
                         Reason.UNSUPPORTED, f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from offramp_worker.engine.execute import HeadOutput
 from offramp_worker.weights import aligned
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]
-Said = tuple[FloatArray, npt.NDArray[np.float64]]  # logits and confidence of a head
 MAX_BINDINGS = 1024  # by shape of the input; beyond it (lengths that are not bucketed) they are made again
 
 
@@ -60,7 +60,7 @@ class Stage:
         """Whether ``x`` of :meth:`run` matters behind the first stage."""
         return bool(self._session.entry)
 
-    def run(self, features: Array, x: Array, rows: IndexArray | None = None) -> tuple[Array, list[Said]]:
+    def run(self, features: Array, x: Array, rows: IndexArray | None = None) -> tuple[Array, list[HeadOutput]]:
         """Run a batch.
 
         Parameters
@@ -121,8 +121,8 @@ class _Binding:
     def __init__(self, session: StageSession, source: Array, entry: Array | None, outputs: list[Array]) -> None:
         self._session = session
         self.source, self.entry, self.outputs = source, entry, outputs
-        said = outputs[session.hands_on :]
-        self.heads: list[Said] = list(zip(said[::2], said[1::2], strict=True))
+        heads = outputs[session.hands_on :]
+        self.heads: list[HeadOutput] = list(zip(heads[::2], heads[1::2], strict=True))
         self._copied = self._bound_to(source)
         self._in_place: Any = None
         self._read_in_place: Array | None = None

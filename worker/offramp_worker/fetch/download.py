@@ -156,7 +156,7 @@ class Download:
                         return self._take(answer, have)
                     url = self._redirected(url, answer.headers["location"])
             except BROKEN as error:
-                raise _BrokenError(f"{shown(url)}: {_said(error)}") from error
+                raise _BrokenError(f"{shown(url)}: {_error_text(error)}") from error
         raise self._refused(f"{self._source.name} redirects more than {MAX_REDIRECTS} times")
 
     def _take(self, answer: httpx.Response, have: int) -> None:
@@ -253,18 +253,18 @@ class Download:
 
     def _refusal_of(self, answer: httpx.Response) -> DeliveryError:
         status, region = answer.status_code, answer.headers.get("x-amz-bucket-region", "")
-        said = f"{self._source.name} answered {_status(status)}"
+        cause = f"{self._source.name} answered {_status(status)}"
         if self._source.region is not None and region not in ("", self._source.region):
             return DeliveryError(
-                Reason.FETCH_REFUSED, f"{said}: the bucket is in {region[:40]}", "set spec.model.region to it"
+                Reason.FETCH_REFUSED, f"{cause}: the bucket is in {region[:40]}", "set spec.model.region to it"
             )
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return DeliveryError(
                 Reason.FETCH_REFUSED,
-                said,
+                cause,
                 "check that spec.model.secretRef names credentials which may read it, and that it exists",
             )
-        return self._refused(said)
+        return self._refused(cause)
 
     def _refused(self, cause: str) -> DeliveryError:
         return DeliveryError(Reason.FETCH_REFUSED, cause, "correct spec.model.uri, or put the bundle there")
@@ -309,7 +309,7 @@ def _status(status: int) -> str:
         return str(status)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:200]
 

@@ -113,15 +113,15 @@ def _refuse(work: Path, wanted: list[Any], etag: str, error: DeliveryError) -> N
     and again."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    told = {"wanted": wanted, "etag": etag, "error": [error.reason, error.cause, error.remedy]}
-    (work / REFUSED).write_text(json.dumps(told))
+    refusal = {"wanted": wanted, "etag": etag, "error": [error.reason, error.cause, error.remedy]}
+    (work / REFUSED).write_text(json.dumps(refusal))
 
 
 def _refused_before(work: Path, wanted: list[Any]) -> dict[str, DeliveryError]:
     """What an earlier attempt found wrong, by ETag; nothing where something else was asked for then."""
     try:
-        told = json.loads((work / REFUSED).read_text())
-        return {told["etag"]: DeliveryError(*told["error"])} if told["etag"] and told["wanted"] == wanted else {}
+        noted = json.loads((work / REFUSED).read_text())
+        return {noted["etag"]: DeliveryError(*noted["error"])} if noted["etag"] and noted["wanted"] == wanted else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

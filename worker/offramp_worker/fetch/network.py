@@ -73,8 +73,8 @@ def resolve(host: str, port: int) -> list[str]:
 class GuardedNetwork(httpcore.NetworkBackend):
     """Opens connections to judged addresses. TLS still verifies the name, which the layer above passes on."""
 
-    def __init__(self, *, allow_private: bool, look_up: Resolve = resolve) -> None:
-        self._allow_private, self._look_up = allow_private, look_up
+    def __init__(self, *, allow_private: bool, resolver: Resolve = resolve) -> None:
+        self._allow_private, self._resolver = allow_private, resolver
         self._backend = httpcore.SyncBackend()
 
     def connect_tcp(
@@ -93,7 +93,7 @@ class GuardedNetwork(httpcore.NetworkBackend):
             No address of the host may be connected to.
         """
         try:
-            addresses = self._look_up(host, port)
+            addresses = self._resolver(host, port)
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host} is not known to DNS ({error})") from error
         refused = {a: why for a in addresses if (why := refusal(a, allow_private=self._allow_private))}
@@ -151,9 +151,9 @@ class _Body(httpx.SyncByteStream):
         self._answer.close()
 
 
-def client(*, allow_private: bool, ca_file: Path | None = None, look_up: Resolve = resolve) -> httpx.Client:
+def client(*, allow_private: bool, ca_file: Path | None = None, resolver: Resolve = resolve) -> httpx.Client:
     """A client that follows no redirect by itself and takes nothing from the environment."""
-    network = GuardedNetwork(allow_private=allow_private, look_up=look_up)
+    network = GuardedNetwork(allow_private=allow_private, resolver=resolver)
     return httpx.Client(
         transport=GuardedTransport(network, ca_file=ca_file),
         timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),

@@ -24,7 +24,7 @@ from offramp_worker.main import (
     load_and_wait,
     on_signals,
     tell,
-    until_told,
+    until_pulled,
 )
 from offramp_worker.settings import Settings
 from offramp_worker.worker import ExecutorLostError
@@ -71,7 +71,7 @@ async def serve_generation(
         loop.call_later(REPLY_SECONDS - WORDS_SECONDS, worker.end_answers)
         await public_task
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
-        await until_told(worker, until=min(deadline, loop.time() + TELL_SECONDS))
+        await until_pulled(worker, until=min(deadline, loop.time() + TELL_SECONDS))
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task

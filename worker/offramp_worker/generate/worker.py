@@ -61,7 +61,7 @@ class GenerationWorker:
         self.arms: Arms | None = None
         self._plan_file: PlanFile | None = None
         self._loaded: Loaded | None = None
-        self._told: tuple[ArmCounts, ...] = ()
+        self._pulled: tuple[ArmCounts, ...] = ()
         self._columns: tuple[RampInfo, ...] = ()
         self._seconds: dict[str, float] = {}
         self._digest = ""
@@ -188,7 +188,7 @@ class GenerationWorker:
         self.plans = PlanDesk(target, public_key=public_key, service_uid=settings.service_uid, memory=self.memory)
         if settings.plan_file is not None:
             self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
-            self._plan_file.look()
+            self._plan_file.poll()
             self._plan_file.start()
 
     @property
@@ -239,7 +239,7 @@ class GenerationWorker:
     def owes_audits(self) -> bool:
         """Whether the control plane was told of draws that were open then and are compared by now: it would take them
         for lost."""
-        return owes_audits(self._told, self.accounts.counters.snapshot())
+        return owes_audits(self._pulled, self.accounts.counters.snapshot())
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``; see :class:`offramp_core.protocol.WorkerState`."""
@@ -293,12 +293,12 @@ class GenerationWorker:
         counters = self.accounts.counters
         if self.bundle is None:
             return Observations(self.settings.uid, self.boot_id, now, (), RecordBlock(0, 0, ""))
-        self._told = counters.snapshot()
+        self._pulled = counters.snapshot()
         return Observations(
             self.settings.uid,
             self.boot_id,
             now,
-            self._told,
+            self._pulled,
             self.accounts.ring.read(after),
             held_back=counters.held_back(),
             plans=counters.plans(),

@@ -19,7 +19,7 @@ from offramp_worker.worker import Worker
 HEALTH_SERVICE = "grpc.health.v1.Health"
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 MOST_WATCHES = 64
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 Context = Any  # grpc.aio.ServicerContext; the library has no types
 
 
@@ -61,17 +61,17 @@ class Health:
         if self._watches >= MOST_WATCHES:
             await context.abort(StatusCode.RESOURCE_EXHAUSTED, f"there are {MOST_WATCHES} watches already; use Check")
         self._watches += 1
-        told = None
+        sent = None
         try:
             while True:
                 draining = self._worker.phase == "draining"
                 status = self._status(request.value)
-                if status != told:
-                    told = status
+                if status != sent:
+                    sent = status
                     await context.write(Int32Value(value=status))
                 if draining:  # a watch must not hold up the end
                     return
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
         finally:
             self._watches -= 1
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -35,7 +37,10 @@ from offramp_worker.http.tensors import (
     reply_parameters,
     server_metadata,
     shown,
+    split_strings,
+    string_rows,
 )
+from offramp_worker.preprocess.encoded import Encoded
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
@@ -70,6 +75,8 @@ class InferenceService:
 
     def __init__(self, worker: Worker, front: Front) -> None:
         self._worker, self._front = worker, front
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="messages")
+        self._unread = 0  # bytes of the messages that wait for it
 
     def readable(self, method: Method) -> Callable[[Message | None, Context], Awaitable[Message]]:
         """The method, for bytes that may be no message."""
@@ -103,8 +110,7 @@ class InferenceService:
         engine = await self._engine(request.model_name, request.model_version, context)
         answered: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         try:
-            spec, max_rows = engine.bundle.manifest.inputs[0], self._worker.settings.max_queue_rows
-            parsed = self._front.named(read_request(request, spec=spec, max_rows=max_rows, names=engine.outputs))
+            parsed = self._front.named(await self._read(engine, request))
             ticket = self._front.submit(engine, parsed, done=answered.set_result)
         except BadRequestError as error:
             await self._refuse(context, StatusCode.INVALID_ARGUMENT, str(error))
@@ -125,20 +131,43 @@ class InferenceService:
         self._count(StatusCode.OK, context, ticket)
         return response(ticket, parsed, model=engine.bundle.manifest.name, raw=bool(request.raw_input_contents))
 
+    async def _read(self, engine: Engine, request: Message) -> InferRequest:
+        """The request, checked. Images and texts are read in a thread, one request at a time; those that wait for it
+        have as much memory as all bodies."""
+        settings, bundle = self._worker.settings, engine.bundle
+        read = partial(
+            read_request,
+            request,
+            spec=bundle.asks_for,
+            max_rows=engine.max_rows,
+            names=engine.outputs,
+            encoded=bundle.encoded,
+        )
+        if bundle.encoded is None:
+            return read()
+        size = request.ByteSize()
+        if self._unread and self._unread + size > settings.max_bodies_bytes:
+            raise OverloadedError("too many images and texts wait to be read")
+        self._unread += size
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        finally:
+            self._unread -= size
+
     def _count(self, code: StatusCode, context: Context, ticket: Ticket | None = None) -> None:
         """Count a reply, and leave its span."""
         self._worker.metrics.responses("grpc", code.name).inc()
         tracing, engine = self._worker.tracing, self._worker.engine
         if tracing is None:
             return
-        told = context_of(
+        parent = context_of(
             [(k.encode(), v.encode() if isinstance(v, str) else v) for k, v in context.invocation_metadata() or ()]
         )
         if ticket is None or engine is None:
-            tracing.refused(context=told, code=code.name)
+            tracing.refused(context=parent, code=code.name)
         else:
             model, error = engine.bundle.manifest.name, code is not StatusCode.OK
-            tracing.answered(ticket, context=told, model=model, code=code.name, error=error)
+            tracing.answered(ticket, context=parent, model=model, code=code.name, error=error)
 
     async def _engine(self, model: str, version: str, context: Context, *, inference: bool = True) -> Engine:
         engine = self._worker.engine
@@ -168,7 +197,14 @@ class InferenceService:
         raise AssertionError("abort raises")
 
 
-def read_request(request: Message, *, spec: TensorSpec, max_rows: int, names: OutputNames = TOP_LABEL) -> InferRequest:
+def read_request(
+    request: Message,
+    *,
+    spec: TensorSpec,
+    max_rows: int,
+    names: OutputNames = TOP_LABEL,
+    encoded: Encoded | None = None,
+) -> InferRequest:
     """Check a ``ModelInferRequest``. Values come raw, or in the typed field of the datatype.
 
     Raises
@@ -198,17 +234,34 @@ def read_request(request: Message, *, spec: TensorSpec, max_rows: int, names: Ou
         max_rows=max_rows,
         names=names,
     )
+    if encoded is not None:
+        return header.request(_strings(request, header.shape, encoded))
     dtype, size = NUMPY_TYPES[spec.datatype], math.prod(header.shape)
     if request.raw_input_contents:
-        if len(request.raw_input_contents) != 1 or request.inputs[0].HasField("contents"):
-            raise BadRequestError("raw_input_contents: must have one entry, and then inputs[0].contents none")
-        raw = request.raw_input_contents[0]
+        raw = _raw(request)
         if len(raw) != size * dtype.itemsize:
             raise BadRequestError(
                 f"raw_input_contents[0]: has {len(raw)} bytes; shape and datatype need {size * dtype.itemsize}"
             )
         return header.request(in_range(as_array(raw, shape=header.shape, dtype=dtype), spec))
     return header.request(in_range(_typed(request.inputs[0].contents, spec.datatype, header.shape), spec))
+
+
+def _raw(request: Message) -> bytes:
+    if len(request.raw_input_contents) != 1 or request.inputs[0].HasField("contents"):
+        raise BadRequestError("raw_input_contents: must have one entry, and then inputs[0].contents none")
+    raw: bytes = request.raw_input_contents[0]
+    return raw
+
+
+def _strings(request: Message, shape: tuple[int, ...], encoded: Encoded) -> Array:
+    if request.raw_input_contents:
+        field = "raw_input_contents[0]"
+        return string_rows(split_strings(_raw(request), shape=shape, field=field), encoded, shape=shape, field=field)
+    values, field = list(request.inputs[0].contents.bytes_contents), "inputs[0].contents.bytes_contents"
+    if len(values) != math.prod(shape):
+        raise BadRequestError(f"{field}: has {len(values)} values; the shape needs {math.prod(shape)}")
+    return string_rows(values, encoded, shape=shape, field=field)
 
 
 def _typed(contents: Message, datatype: str, shape: tuple[int, ...]) -> Array:

@@ -114,10 +114,10 @@ def _rest(worker: Controlled) -> FastAPI:
             return _error(400, Reason.MALFORMED, "also must be digest=number of ramp sets, separated by commas")
         mine = boot == worker.boot_id
         others = {digest: int(n) for digest, _, n in (part.partition("=") for part in also.split(",")) if mine and n}
-        told = await asyncio.to_thread(
+        found = await asyncio.to_thread(
             worker.observations, after=int(after) if mine else 0, now=time.time(), also=others
         )
-        return _json(replace(told, state=worker.state()) if state == "1" else told)
+        return _json(replace(found, state=worker.state()) if state == "1" else found)
 
     return app
 

@@ -21,6 +21,7 @@ from offramp_worker.http.large import LARGE_BYTES, is_large, most_values, parse_
 from offramp_worker.http.packed import UnpackedTooLargeError, unpack
 from offramp_worker.http.refusals import JSON_TYPE, Refusals, Response
 from offramp_worker.http.tensors import VERSION, BadRequestError, InferRequest, parse_request, response_body, shown
+from offramp_worker.logs import log_event
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
 
@@ -83,9 +84,11 @@ class Inference:
         setting."""
         engine = self._worker.engine
         if engine is not self._limit[0] and engine is not None:
-            settings, spec = self._worker.settings, engine.bundle.manifest.inputs[0]
-            as_json = JSON_VALUE_BYTES * settings.max_queue_rows * most_values(spec) + LARGE_BYTES
-            self._limit = engine, min(settings.max_body_bytes, as_json)
+            settings, bundle = self._worker.settings, engine.bundle
+            values = most_values(bundle.manifest.inputs[0])
+            as_json = JSON_VALUE_BYTES * settings.max_queue_rows * values + LARGE_BYTES
+            most = settings.max_body_bytes
+            self._limit = engine, min(most, as_json) if bundle.encoded is None else most
         return self._limit[1]
 
     def answer(self, path: str, headers: Headers, body: bytes | bytearray, reply: Reply) -> Pending | None:
@@ -101,13 +104,14 @@ class Inference:
                 self._refuse(self.refusals.refusal(404, _unknown(model, engine)), headers, reply)
                 return None
             form = _form(headers)
-            if form.packed or is_large(body, header_length=form.header_length):
+            beside = form.packed or engine.bundle.encoded is not None
+            if beside or is_large(body, header_length=form.header_length):
                 return self._read_beside(engine, form, body, headers, reply)
             request = parse_request(
                 body,
                 header_length=form.header_length,
-                spec=engine.bundle.manifest.inputs[0],
-                max_rows=self._worker.settings.max_queue_rows,
+                spec=engine.bundle.asks_for,
+                max_rows=engine.max_rows,
                 names=engine.outputs,
             )
             return self._submit(engine, request, headers, reply)
@@ -123,7 +127,8 @@ class Inference:
     def _read_beside(
         self, engine: Engine, form: _Form, body: bytes | bytearray, headers: Headers, reply: Reply
     ) -> Reading:
-        """Read a large or packed body in a thread, so that the loop goes on; then it is a request like any other."""
+        """Read a large or packed body, or images and texts, in a thread, so that the loop goes on; then it is a request
+        like any other."""
         reading = Reading(body)
         reading.job = self._readers.submit(self._read, engine, form, reading)
         read = asyncio.wrap_future(reading.job)
@@ -131,15 +136,16 @@ class Inference:
         return reading
 
     def _read(self, engine: Engine, form: _Form, reading: Reading) -> InferRequest:
-        limit, settings, body = self.max_body_bytes, self._worker.settings, reading.take_body()
+        limit, body = self.max_body_bytes, reading.take_body()
         if form.packed:
             body = unpack(body, limit=limit)
         return parse_large(
             body,
             header_length=form.header_length,
-            spec=engine.bundle.manifest.inputs[0],
-            max_rows=settings.max_queue_rows,
+            spec=engine.bundle.asks_for,
+            max_rows=engine.max_rows,
             names=engine.outputs,
+            encoded=engine.bundle.encoded,
         )
 
     def _was_read(
@@ -151,6 +157,10 @@ class Inference:
             reading.ticket = self._submit(engine, future.result(), headers, reply)
         except (BadRequestError, OverloadedError, UnpackedTooLargeError) as error:
             self._refuse(self._refusal_of(error), headers, reply)
+        except Exception as error:  # memory may not suffice; whoever waits is told, and others go on
+            log_event("reading-failed", level="error", error=repr(error))
+            refusal = self.refusals.refusal(500, "the request cannot be read", outcome=RequestOutcome.FAILED)
+            self._refuse(refusal, headers, reply)
 
     def _refusal_of(self, error: Exception) -> Response:
         if isinstance(error, UnpackedTooLargeError):

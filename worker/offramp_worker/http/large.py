@@ -31,9 +31,11 @@ from offramp_worker.http.tensors import (
     parse_request,
     read_header,
 )
+from offramp_worker.preprocess.encoded import Encoded
 
 LARGE_BYTES = 256 * 1024  # of JSON; below it one call reads all in a few milliseconds
 PIECE_BYTES = 32 * 1024
+MAX_COMMAS = 20_000  # of a large request of strings: each may end a number, which becomes an object of thirty bytes
 _KEY = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
 _OF_NUMBERS = b"0123456789.eE+- \t\r\n"
 _FLAT = bytes.maketrans(b"[]", b"  ")  # not left out: what stands on both sides of a bracket is no number
@@ -51,6 +53,7 @@ def parse_large(
     spec: TensorSpec,
     max_rows: int,
     names: OutputNames = TOP_LABEL,
+    encoded: Encoded | None = None,
 ) -> InferRequest:
     """As :func:`offramp_worker.http.tensors.parse_request`, for bodies that are too large for one call.
 
@@ -59,6 +62,13 @@ def parse_large(
     BadRequestError
         Names the field.
     """
+    if encoded is not None:
+        size = len(body) if header_length is None else header_length
+        if size > LARGE_BYTES and body.count(b",", 0, size) > MAX_COMMAS:
+            raise BadRequestError(f"body: has {size} bytes of JSON in more than {MAX_COMMAS} pieces; send binary data")
+        return parse_request(
+            body, header_length=header_length, spec=spec, max_rows=max_rows, names=names, encoded=encoded
+        )
     keys = list(_KEY.finditer(body)) if header_length is None else []
     if len(keys) != 1:
         return _without_cutting(body, header_length=header_length, spec=spec, max_rows=max_rows, names=names)
@@ -94,8 +104,7 @@ def _without_cutting(
     size = len(body) if header_length is None else header_length
     if LARGE_BYTES < size <= len(body):
         raise BadRequestError(
-            f"body: has {size} bytes of JSON, of which inputs[0].data cannot be told apart; name it once, or send "
-            "binary data"
+            f"body: has {size} bytes of JSON, in which inputs[0].data is ambiguous; name it once, or send binary data"
         )
     return parse_request(body, header_length=header_length, spec=spec, max_rows=max_rows, names=names)
 

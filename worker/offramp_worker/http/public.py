@@ -80,20 +80,20 @@ async def _feedback(worker: Worker, front: Front, name: str, request: Request) -
         return JSONResponse(
             {"error": "feedback is off; set spec.feedback.maxAnswers (OFFRAMP_FEEDBACK_ROWS of a single worker)"}, 404
         )
-    status, said = 200, dict[str, Any]()
+    status, reply = 200, dict[str, Any]()
     try:
         body = await read_body(request.scope, request.receive, limit=MAX_FEEDBACK_BYTES)
         request_id, labels = read_feedback(body, task=engine.task)
         verdict = front.feedback.judge(request_id, labels)
         if verdict is None:
-            status, said = 404, {"error": f"id: {shown(request_id)} is no recent reply that awaits its label"}
+            status, reply = 404, {"error": f"id: {shown(request_id)} is no recent reply that awaits its label"}
         else:
-            said = {"id": verdict.id, "right": verdict.right, "wrong": verdict.wrong}
+            reply = {"id": verdict.id, "right": verdict.right, "wrong": verdict.wrong}
     except TooLargeError:
-        status, said = 413, {"error": f"body: is larger than {MAX_FEEDBACK_BYTES} bytes"}
+        status, reply = 413, {"error": f"body: is larger than {MAX_FEEDBACK_BYTES} bytes"}
     except (BadRequestError, DisconnectedError) as error:
-        status, said = 400, {"error": str(error)}
-    return JSONResponse(said, status)
+        status, reply = 400, {"error": str(error)}
+    return JSONResponse(reply, status)
 
 
 def read_feedback(body: bytes, *, task: Task) -> tuple[str, list[int]]:

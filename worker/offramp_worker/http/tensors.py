@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -21,11 +22,12 @@ import numpy.typing as npt
 import orjson
 
 import offramp_worker
-from offramp_core.bundle import TOP_LABEL, Manifest, OutputNames, TensorSpec
+from offramp_core.bundle import BYTES, TOP_LABEL, Manifest, OutputNames, TensorSpec
 from offramp_core.errors import OfframpError
 from offramp_core.task import LABEL
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.tickets import HIGHEST_PRIORITY, Ticket
+from offramp_worker.preprocess.encoded import Encoded, String, UnreadableError
 
 Array = npt.NDArray[Any]
 VERSION = "1"  # of the one model a worker serves; content is told by digests, not by versions
@@ -75,6 +77,7 @@ def parse_request(
     spec: TensorSpec,
     max_rows: int,
     names: OutputNames = TOP_LABEL,
+    encoded: Encoded | None = None,
 ) -> InferRequest:
     """Parse an inference request.
 
@@ -83,11 +86,13 @@ def parse_request(
     body : bytes
         JSON; or with ``header_length`` that many bytes of JSON and binary tensors after it.
     spec : TensorSpec
-        The model's one input.
+        The one input, as clients send it.
     max_rows : int
         Largest first axis.
     names : OutputNames
         What the outputs are called.
+    encoded : Encoded, optional
+        The steps from an input of strings to the model's.
 
     Raises
     ------
@@ -95,12 +100,13 @@ def parse_request(
         Names the field.
     """
     if header_length is None:
-        return _with_values(_parse_header(body, spec, max_rows, names), memoryview(b""), spec)
+        return _with_values(_parse_header(body, spec, max_rows, names), memoryview(b""), spec, encoded)
     if not 0 < header_length <= len(body):
         raise BadRequestError(f"Inference-Header-Content-Length: is {header_length}; the body has {len(body)} bytes")
     view = memoryview(body)
     parse = _parse_known_header if header_length <= KNOWN_HEADER_BYTES else _parse_header
-    return _with_values(parse(bytes(view[:header_length]), spec, max_rows, names), view[header_length:], spec)
+    header = parse(bytes(view[:header_length]), spec, max_rows, names)
+    return _with_values(header, view[header_length:], spec, encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +185,55 @@ def _parse_header(text: bytes | bytearray, spec: TensorSpec, max_rows: int, name
 _parse_known_header = lru_cache(maxsize=256)(_parse_header)
 
 
-def _with_values(header: RequestHeader, binary: memoryview, spec: TensorSpec) -> InferRequest:
+def _with_values(header: RequestHeader, binary: memoryview, spec: TensorSpec, encoded: Encoded | None) -> InferRequest:
+    if encoded is not None:
+        return header.request(_from_strings(header, binary, encoded))
     dtype = NUMPY_TYPES[spec.datatype]
     if header.binary_size is not None:
         return header.request(in_range(_from_binary(binary, header.binary_size, shape=header.shape, dtype=dtype), spec))
     if len(binary):
         raise BadRequestError("inputs[0].parameters.binary_data_size: is missing, but binary data follows the JSON")
     return header.request(in_range(_from_json(header.tensor, shape=header.shape, dtype=dtype), spec))
+
+
+def _from_strings(header: RequestHeader, binary: memoryview, encoded: Encoded) -> Array:
+    if header.binary_size is None and not len(binary):
+        strings: list[Any] = _flat(header.tensor.get("data"), shape=header.shape, what="strings")
+        odd = {type(v) for v in strings} - {str}
+        if odd:
+            raise BadRequestError(f"inputs[0].data: has a value of type {json_type(odd.pop())}; it holds strings")
+        return string_rows(strings, encoded, shape=header.shape, field="inputs[0].data")
+    if type(header.binary_size) is not int or header.binary_size != len(binary):
+        raise BadRequestError(
+            f"inputs[0].parameters.binary_data_size: is {shown(header.binary_size)}; {len(binary)} bytes follow the "
+            "JSON"
+        )
+    parts = split_strings(binary, shape=header.shape, field="inputs[0]")
+    return string_rows(parts, encoded, shape=header.shape, field="inputs[0]")
+
+
+def split_strings(binary: memoryview | bytes, *, shape: tuple[int, ...], field: str) -> list[bytes]:
+    """Strings in the protocol's binary form: each behind its length, four bytes, the lowest first."""
+    count, at, parts = math.prod(shape), 0, []
+    for index in range(count):
+        size = int.from_bytes(binary[at : at + 4], "little")
+        if len(binary) - at < 4 + size:
+            raise BadRequestError(
+                f"{field}: ends within string {index} of {count}; each comes behind its length in four bytes"
+            )
+        parts.append(bytes(binary[at + 4 : at + 4 + size]))
+        at += 4 + size
+    if at != len(binary):
+        raise BadRequestError(f"{field}: has {len(binary) - at} bytes behind its {count} strings")
+    return parts
+
+
+def string_rows(strings: Sequence[String], encoded: Encoded, *, shape: tuple[int, ...], field: str) -> Array:
+    """The model's rows of strings that stand in ``field``."""
+    try:
+        return encoded.rows(strings, n=shape[0])
+    except UnreadableError as error:
+        raise BadRequestError(f"{field}[{error.index}]: {error}") from error
 
 
 def in_range(value: Array, spec: TensorSpec) -> Array:
@@ -208,7 +256,7 @@ def model_metadata(manifest: Manifest) -> dict[str, Any]:
         "name": manifest.name,
         "versions": [VERSION],
         "platform": "onnxruntime_onnx",
-        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": [-1, *t.shape]} for t in manifest.inputs],
+        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": [-1, *t.shape]} for t in manifest.asks_for],
         "outputs": [{"name": t.name, "datatype": t.datatype, "shape": [-1, *t.shape]} for t in manifest.replies],
     }
 
@@ -295,7 +343,10 @@ def _check_input(tensor: dict[str, Any], *, spec: TensorSpec, max_rows: int) -> 
 def _parse_shape(shape: Any, *, spec: TensorSpec, max_rows: int) -> tuple[int, ...]:
     if not isinstance(shape, list) or any(type(d) is not int for d in shape):
         raise BadRequestError("inputs[0].shape: must be a list of whole numbers")
-    if not spec.fits(tuple(shape[1:])):
+    if not shape or not spec.fits(tuple(shape[1:])):
+        if spec.datatype == BYTES:
+            pairs = ", or [n, 2] of pairs" if spec.longest > 1 else ""
+            raise BadRequestError(f"inputs[0].shape: is {shape[:8]}; {spec.name!r} takes [n], [n, 1]{pairs}")
         sizes = ", ".join(f"1 to {spec.longest}" if size < 0 else str(size) for size in spec.shape)
         raise BadRequestError(f"inputs[0].shape: is {shape[:8]}; {spec.name!r} takes [n, {sizes}]")
     if not 1 <= shape[0] <= max_rows:
@@ -347,10 +398,10 @@ def _from_json(tensor: dict[str, Any], *, shape: tuple[int, ...], dtype: np.dtyp
         raise BadRequestError(f"inputs[0].data: has a value outside of {dtype.name}") from error
 
 
-def _flat(data: Any, *, shape: tuple[int, ...]) -> list[Any]:
-    """The numbers of a flat list, or of lists nested as ``shape`` says."""
+def _flat(data: Any, *, shape: tuple[int, ...], what: str = "numbers") -> list[Any]:
+    """The values of a flat list, or of lists nested as ``shape`` says."""
     if not isinstance(data, list):
-        raise BadRequestError("inputs[0].data: must be a list of numbers (flat or nested), or send binary data")
+        raise BadRequestError(f"inputs[0].data: must be a list of {what} (flat or nested), or send binary data")
     if len(data) == math.prod(shape) and not isinstance(data[0], list):
         return data
     values = [data]
@@ -358,7 +409,7 @@ def _flat(data: Any, *, shape: tuple[int, ...]) -> list[Any]:
         if not all(type(v) is list and len(v) == size for v in values):
             raise BadRequestError(
                 f"inputs[0].data: does not match inputs[0].shape {list(shape)} at depth {depth}; give "
-                f"{math.prod(shape)} numbers, flat or nested"
+                f"{math.prod(shape)} {what}, flat or nested"
             )
         values = list(chain.from_iterable(values))
     return values

@@ -23,7 +23,7 @@ class PlanFile:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="plan-file", daemon=True)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Deliver the file's document if its content is new. A missing file is no news; a bad one is reported once.
 
         Without news, what the desk has postponed is tried again, wherever it came from.
@@ -53,4 +53,4 @@ class PlanFile:
 
     def _run(self) -> None:
         while not self._stop.wait(self._poll_seconds):
-            self.look()
+            self.poll()

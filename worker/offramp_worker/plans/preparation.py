@@ -10,7 +10,7 @@ from typing import Any
 from offramp_core.columns import chain
 from offramp_core.errors import InvalidArgumentError, PlanRefusedError
 from offramp_core.evidence.meter import HoldbackMeter
-from offramp_core.evidence.slow import told_limits
+from offramp_core.evidence.slow import parse_limits
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, RampInfo, class_of
 from offramp_core.reasons import Reason
@@ -92,7 +92,7 @@ class PlanTarget(ABC):
             document=document,
             stable=runs_stable,
             canary=runs_canary,
-            slow_limits=told_limits(document.slow_seconds, document.slow_seconds_by_length),
+            slow_limits=parse_limits(document.slow_seconds, document.slow_seconds_by_length),
             holdback=self._holdback(document, meter) if document.holdback_share > 0 and meter is not None else None,
         )
 
@@ -126,10 +126,10 @@ class PlanTarget(ABC):
         return plan
 
     def _runtime(
-        self, document: PlanDocument, arm: Arm, plan: Plan, told: ArmPlan, fields: Mapping[str, Any]
+        self, document: PlanDocument, arm: Arm, plan: Plan, arm_plan: ArmPlan, fields: Mapping[str, Any]
     ) -> Runtime:
         counter = self.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash)
-        return Runtime(plan=plan, audit_rate=told.audit_rate, counter=counter, **fields)
+        return Runtime(plan=plan, audit_rate=arm_plan.audit_rate, counter=counter, **fields)
 
     def _holdback(self, document: PlanDocument, meter: HoldbackMeter) -> Runtime:
         """The exact executor once more, audited like the stable plan so that records go on being drawn from all

@@ -216,15 +216,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.seed,
     )
     try:
-        told: dict[str, Any] = asdict(train_on_captures(job, Reporter(quiet=True)))
+        result: dict[str, Any] = asdict(train_on_captures(job, Reporter(quiet=True)))
     except (OfframpError, OSError) as error:
-        told = {"error": str(error)}
+        result = {"error": str(error)}
     except ImportError as error:
-        told = {"error": f"{error}; training needs the extra offramp[prepare]"}
+        result = {"error": f"{error}; training needs the extra offramp[prepare]"}
     except MemoryError:
-        told = {"error": "the memory does not suffice; raise spec.worker.resources.limits.memory"}
-    _write(given.result, json.dumps(told).encode())
-    return FAILED if "error" in told else 0
+        result = {"error": "the memory does not suffice; raise spec.worker.resources.limits.memory"}
+    _write(given.result, json.dumps(result).encode())
+    return FAILED if "error" in result else 0
 
 
 def _write(path: Path, content: bytes) -> None:

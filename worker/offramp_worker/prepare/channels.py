@@ -137,7 +137,7 @@ KEEPING = JOINING | frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ChannelAxes:
     """What an operator says of its input number ``index`` and of its first output: the axes that hold channels."""
 
     read: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -170,8 +170,8 @@ class Channels:
             return makers.pop()
         if not readers and not makers:
             return "no operator around it tells which axis holds its channels"
-        said = sorted(readers | makers)
-        return f"operators around it disagree on which of its axes {', '.join(map(str, said))} holds its channels"
+        candidates = sorted(readers | makers)
+        return f"operators around it disagree on which of its axes {', '.join(map(str, candidates))} holds its channels"
 
     def _votes(self, tensor: str, *, forward: bool) -> Iterator[int]:
         """The axes of ``tensor`` that the nearest operators on each way take for channels."""
@@ -196,20 +196,20 @@ class Channels:
             node = self._maker.get(name)
             if node is None:
                 return
-            told = self._told(node)
-            if told.made and name == node.output[0]:
-                yield self._resolved(told.made, axes, self._shapes[name]), []
-            elif not told.read:
+            known = self._channel_axes(node)
+            if known.made and name == node.output[0]:
+                yield self._resolved(known.made, axes, self._shapes[name]), []
+            elif not known.read:
                 sources = [i for i, source in enumerate(node.input) if source in self._dependent]
                 yield None, list(self._backwards(node, sources, name, axes))
             return
         for node in self._readers[name]:
-            told = self._told(node)
+            known = self._channel_axes(node)
             places = [i for i, source in enumerate(node.input) if source == name]
-            votes = [self._resolved(told.read[i], axes, self._shapes[name]) for i in places if i in told.read]
+            votes = [self._resolved(known.read[i], axes, self._shapes[name]) for i in places if i in known.read]
             for vote in votes:
                 yield vote, []
-            if not votes and not told.made:
+            if not votes and not known.made:
                 yield None, list(self._onwards(node, places, axes))
 
     def _onwards(self, node: onnx.NodeProto, places: Iterable[int], axes: Axes) -> Iterator[tuple[str, Axes]]:
@@ -230,9 +230,9 @@ class Channels:
                 yield node.input[place], tuple(frozenset().union(*parts) for parts in inverse)
 
     @staticmethod
-    def _resolved(told: frozenset[int], axes: Axes, shape: Shape) -> int | None:
-        """The one axis asked about that lies in the ``told`` axes of a tensor, and in no others."""
-        large = {axis for axis in told if shape[axis] > 1} or set(told)
+    def _resolved(known: frozenset[int], axes: Axes, shape: Shape) -> int | None:
+        """The one axis asked about that lies in the ``known`` axes of a tensor, and in no others."""
+        large = {axis for axis in known if shape[axis] > 1} or set(known)
         meant = frozenset().union(*(axes[axis] for axis in large))
         if len(meant) != 1 or any(not axes[axis] for axis in large):
             return None
@@ -240,47 +240,47 @@ class Channels:
         holding = {place for place, part in enumerate(axes) if axis in part and (shape[place] > 1 or place in large)}
         return axis if holding == large else None
 
-    def _told(self, node: onnx.NodeProto) -> Told:
+    def _channel_axes(self, node: onnx.NodeProto) -> ChannelAxes:
         operator = node.op_type
         if operator in PRODUCTS:
-            return self._told_by_product(node, *PRODUCTS[operator])
+            return self._axes_of_product(node, *PRODUCTS[operator])
         if operator in WITH_A_VECTOR:
-            return self._told_by_vector(node)
-        return self._told_by_layer(node)
+            return self._axes_of_vector(node)
+        return self._axes_of_layer(node)
 
-    def _told_by_layer(self, node: onnx.NodeProto) -> Told:
-        read, told = self._shapes.get(node.input[0], ()) if node.input else (), Told()
+    def _axes_of_layer(self, node: onnx.NodeProto) -> ChannelAxes:
+        read, known = self._shapes.get(node.input[0], ()) if node.input else (), ChannelAxes()
         last = frozenset({len(read) - 1})
         match node.op_type:
             case operator if operator in SECOND:
-                told = Told({0: frozenset({1})}, frozenset({1}))
+                known = ChannelAxes({0: frozenset({1})}, frozenset({1}))
             case operator if operator in NORMS:
                 along = read[_attribute(node, "axis", -1) :]
-                told = Told({0: last, 1: last}, last) if along and max(along[:-1], default=1) == 1 else told
+                known = ChannelAxes({0: last, 1: last}, last) if along and max(along[:-1], default=1) == 1 else known
             case "Gemm" if not _attribute(node, "transA", 0) and self._is_constant(node, 1):
-                told = Told({0: last}, last)
+                known = ChannelAxes({0: last}, last)
             case operator if operator in RECURRENT:
                 made = {0: {1, 3}, 1: {2, 3}}[_attribute(node, "layout", 0)]
-                told = Told({0: last}, frozenset(made) if node.output[0] else frozenset())
+                known = ChannelAxes({0: last}, frozenset(made) if node.output[0] else frozenset())
             case "Gather" if self._is_constant(node, 0):
-                told = Told(made=frozenset({len(self._shapes.get(node.output[0], ())) - 1}))
-        return told
+                known = ChannelAxes(made=frozenset({len(self._shapes.get(node.output[0], ())) - 1}))
+        return known
 
-    def _told_by_product(self, node: onnx.NodeProto, left: int, right: int) -> Told:
+    def _axes_of_product(self, node: onnx.NodeProto, left: int, right: int) -> ChannelAxes:
         ranks = [len(self._shapes.get(node.input[place], ())) for place in (left, right)]
         made = len(self._shapes.get(node.output[0], ()))
         if self._is_constant(node, right):
-            return Told({left: frozenset({ranks[0] - 1})}, frozenset({made - 1}))
+            return ChannelAxes({left: frozenset({ranks[0] - 1})}, frozenset({made - 1}))
         if self._is_constant(node, left) and ranks[1] > 1 and made > 1:
-            return Told({right: frozenset({ranks[1] - 2})}, frozenset({made - 2}))
-        return Told()
+            return ChannelAxes({right: frozenset({ranks[1] - 2})}, frozenset({made - 2}))
+        return ChannelAxes()
 
-    def _told_by_vector(self, node: onnx.NodeProto) -> Told:
+    def _axes_of_vector(self, node: onnx.NodeProto) -> ChannelAxes:
         """Arithmetic with one constant for each channel: a bias, a scale."""
         constants = [place for place in range(min(2, len(node.input))) if self._is_constant(node, place)]
         made = self._shapes.get(node.output[0])
         if len(constants) != 1 or made is None or len(node.input) < 2:
-            return Told()
+            return ChannelAxes()
         shape = self._shapes.get(node.input[constants[0]], ())
         long = [
             axis - len(shape) for axis, size in enumerate(shape) if size > 1
@@ -288,8 +288,8 @@ class Channels:
         other = 1 - constants[0]
         read = self._shapes.get(node.input[other], ())
         if len(long) != 1 or len(read) + long[0] < 0 or read[long[0]] != made[long[0]]:
-            return Told()
-        return Told({other: frozenset({len(read) + long[0]})}, frozenset({len(made) + long[0]}))
+            return ChannelAxes()
+        return ChannelAxes({other: frozenset({len(read) + long[0]})}, frozenset({len(made) + long[0]}))
 
     def _is_constant(self, node: onnx.NodeProto, place: int) -> bool:
         return place < len(node.input) and bool(node.input[place]) and node.input[place] not in self._dependent

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.npz import read_npz
 from offramp_worker.prepare.locations import local_path
-from offramp_worker.prepare.texts import TextReader, read_texts
+from offramp_worker.prepare.texts import read_texts
+from offramp_worker.preprocess.texts import TextReader
 
 FloatArray = npt.NDArray[np.float32]
 InputArray = npt.NDArray[np.float32 | np.float16 | np.uint8 | np.int64]  # images and other features, or token ids
@@ -222,12 +223,24 @@ def in_type(x: InputArray, wanted: npt.DTypeLike) -> InputArray:
     return fitting
 
 
-def _load_folder(folder: Path) -> FloatArray:
-    from PIL import Image
+def image_files(folder: Path) -> list[Path]:
+    """The images in a folder and those below it, in order of name.
 
+    Raises
+    ------
+    InvalidArgumentError
+        There is none.
+    """
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not files:
         raise InvalidArgumentError(f"data {folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return files
+
+
+def _load_folder(folder: Path) -> FloatArray:
+    from PIL import Image
+
+    files = image_files(folder)
     rows: list[FloatArray] = []
     mode = ""
     for file in files:

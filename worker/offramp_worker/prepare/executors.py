@@ -169,8 +169,8 @@ def _compiled_ratios(
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired as late:
-            said = late.stdout.decode() if isinstance(late.stdout, bytes) else (late.stdout or "")
-            return _ratios(said), f"not done within {limit:.0f} s"
+            output = late.stdout.decode() if isinstance(late.stdout, bytes) else (late.stdout or "")
+            return _ratios(output), f"not done within {limit:.0f} s"
     ratios = _ratios(done.stdout)
     if done.returncode == 0:
         return ratios, ""

@@ -197,14 +197,14 @@ def tapped_logits(
 
 def model_logits(session: Any, x: InputArray, spec: TensorSpec) -> FloatArray:
     """What a whole model with the input ``spec`` says about rows ``x`` (n, ...): its logits (n, n_classes)."""
-    said: FloatArray | None = None
+    outputs: FloatArray | None = None
     for rows in by_length(x, spec, size=CHUNK_ROWS):
         (logits,) = session.run(None, {spec.name: pad_rows([x[rows]], spec)})
-        if said is None:
-            said = np.empty((len(x), logits.shape[1]), dtype=np.float32)
-        said[rows] = logits
-    assert said is not None
-    return said
+        if outputs is None:
+            outputs = np.empty((len(x), logits.shape[1]), dtype=np.float32)
+        outputs[rows] = logits
+    assert outputs is not None
+    return outputs
 
 
 def _pooling_only(head: HeadNodes) -> HeadNodes:

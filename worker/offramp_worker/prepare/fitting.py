@@ -126,13 +126,13 @@ class Workshop:
 class Fitted:
     """Trained heads, what they say about the validation rows, and candidates not trained.
 
-    ``said`` maps ramp id to logits (n, n_classes) and ``reference`` (n, n_classes) are the model's own, whatever scale
-    it answers in.
+    ``head_outputs`` maps ramp id to logits (n, n_classes) and ``reference`` (n, n_classes) are the model's own,
+    whatever scale it answers in.
     """
 
     specs: tuple[RampSpec, ...]
     parameters: Mapping[str, Parameters]
-    said: Mapping[str, FloatArray]
+    head_outputs: Mapping[str, FloatArray]
     reference: FloatArray
     task: Task
     untrained: tuple[Untrained, ...] = ()
@@ -140,12 +140,12 @@ class Fitted:
     def merits(self, costs: Mapping[str, RampCost]) -> dict[RampSpec, RampMerit]:
         """What every trained head is worth on the validation rows."""
         answers = self.task.exit_answers(self.reference)
-        return {spec: merit(self.task, self.said[spec.id], answers, costs[spec.id]) for spec in self.specs}
+        return {spec: merit(self.task, self.head_outputs[spec.id], answers, costs[spec.id]) for spec in self.specs}
 
     def on(self, rows: Features) -> Fitted:
         """The same heads, none of which has convolutions, on other validation rows."""
-        said = {spec.id: head_logits(self.parameters[spec.id], rows.of(spec)) for spec in self.specs}
-        return replace(self, said=said, reference=rows.logits)
+        head_outputs = {spec.id: head_logits(self.parameters[spec.id], rows.of(spec)) for spec in self.specs}
+        return replace(self, head_outputs=head_outputs, reference=rows.logits)
 
     def then(self, other: Fitted) -> Fitted:
         """These heads and others that were judged on the same rows."""
@@ -153,7 +153,7 @@ class Fitted:
             self,
             specs=(*self.specs, *other.specs),
             parameters={**self.parameters, **other.parameters},
-            said={**self.said, **other.said},
+            head_outputs={**self.head_outputs, **other.head_outputs},
             untrained=(*self.untrained, *other.untrained),
         )
 
@@ -312,8 +312,10 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
         parameters = train_each(specs, lessons, task=shop.task, seed=shop.seed, threads=shop.threads, advance=advance)
     nodes = heads_of(specs, shop.places, tensors=parameters, task=shop.task)
     _, logits = tapped_logits(shop.backbone, nodes, v, threads=shop.threads, advance=lambda _: None)
-    said = {spec.id: each for spec, each in zip(specs, logits, strict=True)}
-    return replace(taught, fitted=fitted.then(Fitted(tuple(specs), parameters, said, fitted.reference, fitted.task)))
+    head_outputs = {spec.id: each for spec, each in zip(specs, logits, strict=True)}
+    return replace(
+        taught, fitted=fitted.then(Fitted(tuple(specs), parameters, head_outputs, fitted.reference, fitted.task))
+    )
 
 
 def calibrated(fitted: Fitted, specs: Sequence[RampSpec]) -> Fitted:
@@ -326,14 +328,17 @@ def calibrated(fitted: Fitted, specs: Sequence[RampSpec]) -> Fitted:
         return fitted
     targets = targets_of(fitted.task, fitted.reference)
     by = {
-        spec.id: temperature(fitted.said[spec.id], targets, of=fitted.task.lesson)
+        spec.id: temperature(fitted.head_outputs[spec.id], targets, of=fitted.task.lesson)
         for spec in specs
-        if KINDS[spec.head].trained and spec.id in fitted.said
+        if KINDS[spec.head].trained and spec.id in fitted.head_outputs
     }
     return replace(
         fitted,
         parameters={**fitted.parameters, **{ramp: tempered(fitted.parameters[ramp], t) for ramp, t in by.items()}},
-        said={**fitted.said, **{ramp: fitted.said[ramp] / np.float32(t) for ramp, t in by.items()}},
+        head_outputs={
+            **fitted.head_outputs,
+            **{ramp: fitted.head_outputs[ramp] / np.float32(t) for ramp, t in by.items()},
+        },
     )
 
 

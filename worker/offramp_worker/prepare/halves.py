@@ -42,11 +42,17 @@ def in_single_precision(model: onnx.ModelProto) -> onnx.ModelProto:
         _widen_nodes(function.node)
     for value in halves:
         wide = f"{value.name}/float32"
-        for inner in _graphs(graph):
-            _rename(inner, value.name, wide)
+        read_instead(graph, value.name, wide)
         value.type.tensor_type.elem_type = HALF
         graph.node.insert(0, helper.make_node("Cast", [value.name], [wide], name=wide, to=SINGLE))
     return single
+
+
+def read_instead(graph: onnx.GraphProto, name: str, other: str) -> None:
+    """Let all nodes of a graph, and of those inside it, read ``other`` for ``name``."""
+    for inner in _graphs(graph):
+        for node in inner.node:
+            node.input[:] = [other if read == name else read for read in node.input]
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -88,9 +94,3 @@ def _widen_nodes(nodes: Iterator[onnx.NodeProto]) -> None:
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.data_type == HALF:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
-
-
-def _rename(graph: onnx.GraphProto, name: str, to: str) -> None:
-    """Let the nodes of a graph read another tensor."""
-    for node in graph.node:
-        node.input[:] = [to if read == name else read for read in node.input]

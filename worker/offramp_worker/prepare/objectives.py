@@ -32,11 +32,11 @@ class Objective(ABC):
     """Loss and slope for one head; ``targets`` (n, t) are what :func:`targets_of` makes of the model's answers."""
 
     @abstractmethod
-    def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+    def losses(self, outputs: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
         """Of each row (n,), from what a head says (n, head_width)."""
 
     @abstractmethod
-    def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
+    def slope(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
         """The gradient of the mean loss with respect to what the head says."""
 
     def folded(self, parameters: Parameters) -> dict[str, FloatArray]:
@@ -47,25 +47,25 @@ class Objective(ABC):
 class Classes(Objective):
     """A distribution over classes."""
 
-    def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
-        logits = said.astype(np.float64)
+    def losses(self, outputs: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+        logits = outputs.astype(np.float64)
         z = logits - logits.max(axis=1, keepdims=True)
         return np.asarray(np.log(np.exp(z).sum(axis=1)) - (targets * z).sum(axis=1))
 
-    def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
-        back: FloatArray = (softmax(said) - targets) / np.float32(len(said))
+    def slope(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
+        back: FloatArray = (softmax(outputs) - targets) / np.float32(len(outputs))
         return back
 
 
 class Labels(Objective):
     """A probability for each label."""
 
-    def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
-        z = said.astype(np.float64)
+    def losses(self, outputs: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+        z = outputs.astype(np.float64)
         return np.asarray((np.logaddexp(0, z) - targets * z).mean(axis=1))
 
-    def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
-        back: FloatArray = (logistic(said) - targets) / np.float32(said.size)
+    def slope(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
+        back: FloatArray = (logistic(outputs) - targets) / np.float32(outputs.size)
         return back
 
 
@@ -79,20 +79,20 @@ class Values(Objective):
     deviation: FloatArray
     typical: float
 
-    def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
-        values, expected = said[:, :-1].astype(np.float64), said[:, -1].astype(np.float64)
-        surprise = self._errors(said, targets) * np.exp(-expected)
+    def losses(self, outputs: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+        values, expected = outputs[:, :-1].astype(np.float64), outputs[:, -1].astype(np.float64)
+        surprise = self._errors(outputs, targets) * np.exp(-expected)
         small = np.minimum(surprise, LARGEST_SURPRISE)
         beyond = LARGEST_SURPRISE * np.log(np.maximum(surprise, LARGEST_SURPRISE) / LARGEST_SURPRISE)
         return np.asarray(((values - self._standardized(targets)) ** 2).mean(axis=1) / 2 + small + beyond + expected)
 
-    def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
-        back = np.empty_like(said)
-        back[:, :-1] = (said[:, :-1] - self._standardized(targets)) / np.float32(len(self.mean))
+    def slope(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
+        back = np.empty_like(outputs)
+        back[:, :-1] = (outputs[:, :-1] - self._standardized(targets)) / np.float32(len(self.mean))
         back[:, -1] = 1 - np.minimum(
-            self._errors(said, targets) * np.exp(-said[:, -1].astype(np.float64)), LARGEST_SURPRISE
+            self._errors(outputs, targets) * np.exp(-outputs[:, -1].astype(np.float64)), LARGEST_SURPRISE
         )
-        return back / np.float32(len(said))
+        return back / np.float32(len(outputs))
 
     def folded(self, parameters: Parameters) -> dict[str, FloatArray]:
         last = str(max(int(name[1:]) for name in parameters if name[0] == "w"))
@@ -103,9 +103,9 @@ class Values(Objective):
     def _standardized(self, targets: FloatArray) -> FloatArray:
         return (targets - self.mean) / self.deviation
 
-    def _errors(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+    def _errors(self, outputs: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
         """As the task measures them, in typical ones."""
-        return self.task.errors(said[:, :-1] * self.deviation + self.mean, targets) / self.typical
+        return self.task.errors(outputs[:, :-1] * self.deviation + self.mean, targets) / self.typical
 
 
 def _values(task: Task, targets: FloatArray) -> Objective:

@@ -44,18 +44,20 @@ from offramp_worker.prepare.fitting import (
     fit_growing,
     fit_pooled,
 )
-from offramp_worker.prepare.locations import FAMILY, model_file
+from offramp_worker.prepare.locations import FAMILY, local_path, model_file
 from offramp_worker.prepare.outlook import outlooks
 from offramp_worker.prepare.places import Found, find_places
 from offramp_worker.prepare.plain import Parameters
 from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
+from offramp_worker.prepare.preprocessing import ImageReader, StepsBefore, steps_before
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
 from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, cost_of, merit, select_ramps
-from offramp_worker.prepare.sources import Backbone, fitted_rows, load_backbone
-from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
+from offramp_worker.prepare.sources import SAMPLE_ROWS, Backbone, fitted_rows, load_backbone
+from offramp_worker.prepare.texts import find_tokenizer
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
+from offramp_worker.preprocess.texts import load_tokenizer
 from offramp_worker.settings import available_cpus
 
 MIN_DEPTH, MAX_DEPTH = 0.03, 0.95
@@ -109,6 +111,11 @@ class PrepareRequest:
         Outputs of the model that are earlier exits of the network's own; they become ramps.
     task : TaskSpec, optional
         What the model does; None: the top label.
+    encoded : bool
+        Clients send images or texts, as the data holds them; what makes the model's input of them becomes a part of the
+        bundle.
+    preprocessor : str
+        A ``preprocessor_config.json`` for images; empty: the one beside the model.
     """
 
     model: str
@@ -132,18 +139,22 @@ class PrepareRequest:
     sep: int | None = None
     own_exits: tuple[str, ...] = ()
     task: TaskSpec | None = None
+    encoded: bool = False
+    preprocessor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """Rows of the data without repeats, rows for heads only, how many repeats were dropped, the id that fills token
-    rows up, and the one that ends each text of a pair."""
+    rows up, and the one that ends each text of a pair. ``steps`` are those before the model where clients send images
+    or texts."""
 
     x: InputArray
     extra: InputArray
     dropped: int
     pad: int | None = None
     sep: int | None = None
+    steps: StepsBefore | None = None
 
     def fitted(self, spec: TensorSpec) -> Inputs:
         """The rows as the model's input takes them."""
@@ -228,24 +239,36 @@ def check_request(request: PrepareRequest) -> None:
     if request.task is not None and (request.sides or request.own_exits):
         field = "side" if request.sides else "own-exits"
         raise InvalidArgumentError(f"{field} belongs to the task Top1; {request.task.output} has trained heads alone")
+    if request.preprocessor and not request.encoded:
+        raise InvalidArgumentError("preprocessor belongs to --encoded; give both, or neither")
     if not 0 <= request.seed < 2**31:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
 
 
-def read_inputs(request: PrepareRequest) -> Inputs:
-    """Read the data; repeated rows go, because a copy of a training row among the records would be no test."""
+def read_inputs(request: PrepareRequest, images: ImageReader | None = None) -> Inputs:
+    """Read the data; repeated rows go, because a copy of a training row among the records would be no test.
+
+    ``images`` reads a folder of images that clients send; None: as the request says.
+    """
     file = find_tokenizer(request.model, request.tokenizer)
     texts = load_tokenizer(file, most=request.max_tokens) if file is not None else None
     pad = texts.pad if texts is not None and request.pad is None else request.pad
     sep = texts.sep if texts is not None and request.sep is None else request.sep
-    x = load_inputs(request.data, texts=texts)
+    steps = steps_before(request, file, texts) if request.encoded else None
+    images = images if steps is None else steps.images
+
+    def load(uri: str) -> InputArray:
+        is_folder = images is not None and local_path(uri, field="data").is_dir()
+        return images.read(uri) if images is not None and is_folder else load_inputs(uri, texts=texts)
+
+    x = load(request.data)
     plan_split(
         len(x), name=request.split, share=request.head_share or DEFAULT_HEAD_SHARE
     )  # refuse a bad share before any work
     unique = _first_occurrences(x)
     if not request.head_data:
-        return Inputs(unique, unique[:0], len(x) - len(unique), pad, sep)
-    extra = load_inputs(request.head_data, texts=texts)
+        return Inputs(unique, unique[:0], len(x) - len(unique), pad, sep, steps)
+    extra = load(request.head_data)
     if x.dtype.kind == extra.dtype.kind == "i":
         unique, extra = with_one_length(unique, extra, pad=pad or 0)
     if extra.shape[1:] != unique.shape[1:]:
@@ -253,7 +276,7 @@ def read_inputs(request: PrepareRequest) -> Inputs:
             f"head-data {request.head_data} has rows of shape {list(extra.shape[1:])}, data has {list(x.shape[1:])}"
         )
     fresh = remove_repeats(extra, of=unique)
-    return Inputs(unique, fresh, len(x) - len(unique) + len(extra) - len(fresh), pad, sep)
+    return Inputs(unique, fresh, len(x) - len(unique) + len(extra) - len(fresh), pad, sep, steps)
 
 
 def _first_occurrences(x: InputArray) -> InputArray:
@@ -294,12 +317,24 @@ def _worthwhile(
     return tuple(inside)
 
 
+def _load(request: PrepareRequest, inputs: Inputs) -> Backbone:
+    """The model, behind the scaling of pixels where clients send images."""
+    scaling = inputs.steps.scaling if inputs.steps is not None else None
+    if scaling is not None and request.sides:
+        raise InvalidArgumentError("side models take the model's own input; leave --side out with --encoded images")
+    x = inputs.x if scaling is None else scaling.of(inputs.x[:SAMPLE_ROWS])
+    backbone = load_backbone(
+        request.model, x, pad=inputs.pad, sep=inputs.sep, own_exits=request.own_exits, task=request.task
+    )
+    if inputs.steps is not None:
+        inputs.steps.check(backbone.input)
+    return backbone if scaling is None else scaling.before(backbone)
+
+
 def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
-        backbone = load_backbone(
-            request.model, inputs.x, pad=inputs.pad, sep=inputs.sep, own_exits=request.own_exits, task=request.task
-        )
+        backbone = _load(request, inputs)
         advance(1)
     inputs = inputs.fitted(backbone.input)
     if request.variations and (inputs.x.ndim != 4 or inputs.x.dtype != np.float32):
@@ -359,9 +394,9 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     executors = _executors(search, found)
     unseen = x[split.head :]
     with search.reporter.step("score the records", total=len(unseen)) as advance:
-        reference, said = found.score(unseen, threads=training_threads(), advance=advance)
-    heard = {**{spec.id: fitted.said[spec.id] for spec in ramps}, **found.said}
-    tables = {column: score_table(backbone.task, said_of) for column, said_of in heard.items()}
+        reference, head_outputs = found.score(unseen, threads=training_threads(), advance=advance)
+    all_outputs = {**{spec.id: fitted.head_outputs[spec.id] for spec in ramps}, **found.head_outputs}
+    tables = {column: score_table(backbone.task, outputs) for column, outputs in all_outputs.items()}
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
         source=_source(request.model),
@@ -372,16 +407,17 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         parameters={spec.id: parameters[spec.id] for spec in ramps},
         quantiles=tables,
         profile=replace(found.profile, executors=executors.seconds),
-        records=_records(found, said, reference, tables),
+        records=_records(found, head_outputs, reference, tables),
         probe=_probe(backbone, x[split.train : split.train + PROBE_ROWS]),
         data=provenance(request, split, search.inputs),
+        steps=search.inputs.steps,
     )
     manifest = write_bundle(request.out, contents)
     arrays = {**contents.records, **profile_arrays(contents.profile)}
     task, costs = backbone.task, search.costs
     answers = task.answers(reference)
-    seen = {spec.id: merit(task, said[spec.id], answers, costs[spec.id]) for spec in ramps}
-    others = merits(found, said, reference)
+    seen = {spec.id: merit(task, head_outputs[spec.id], answers, costs[spec.id]) for spec in ramps}
+    others = merits(found, head_outputs, reference)
     report = PrepareReport(
         out=request.out,
         name=manifest.name,
@@ -397,7 +433,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
         threads=request.threads,
         seconds=time.perf_counter() - start,
-        approximations=approximation_lines(found, said, reference),
+        approximations=approximation_lines(found, head_outputs, reference),
         executors=executors,
         served=backbone.output.name,
         exits=request.own_exits,
@@ -466,7 +502,7 @@ def _executors(search: _Search, found: Approximations) -> Executors:
 
 def _records(
     found: Approximations,
-    said: Mapping[str, FloatArray],
+    head_outputs: Mapping[str, FloatArray],
     reference: FloatArray,
     tables: Mapping[str, npt.NDArray[np.float64]],
 ) -> dict[str, npt.NDArray[Any]]:
@@ -474,32 +510,35 @@ def _records(
         "ramp_id": np.array(found.columns, dtype=np.str_),
         "ramp_precision": np.array(found.column_precisions, dtype=np.str_),
         **recorded_scores(
-            found.exact.backbone.task, [said[c] for c in found.columns], reference, [tables[c] for c in found.columns]
+            found.exact.backbone.task,
+            [head_outputs[c] for c in found.columns],
+            reference,
+            [tables[c] for c in found.columns],
         ),
     }
 
 
 def recorded_scores(
-    task: Task, said: Sequence[FloatArray], reference: FloatArray, tables: Sequence[npt.NDArray[np.float64]]
+    task: Task, outputs: Sequence[FloatArray], reference: FloatArray, tables: Sequence[npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a records file that say what columns said, and what that is against the model's outputs (n,
     width)."""
     score, answers = task.raw_score, task.answers(reference)
     return {
         "uncertainty": np.stack(
-            [uncertainty(s, table, score=score) for s, table in zip(said, tables, strict=True)], axis=1
+            [uncertainty(s, table, score=score) for s, table in zip(outputs, tables, strict=True)], axis=1
         ),
-        **task.recorded(np.stack([task.exit_answers(s) for s in said], axis=1), final=answers, reference=answers),
+        **task.recorded(np.stack([task.exit_answers(s) for s in outputs], axis=1), final=answers, reference=answers),
     }
 
 
-def score_table(task: Task, said: FloatArray) -> npt.NDArray[np.float64]:
+def score_table(task: Task, outputs: FloatArray) -> npt.NDArray[np.float64]:
     """A ramp's quantile table from validation rows.
 
     One point beyond each end, as far away as the scores spread, keeps resolution for inputs more (or less) certain
     than any of a possibly small validation part: without it they would all tie at 0 (or 1).
     """
-    raw = task.raw_score(said)
+    raw = task.raw_score(outputs)
     raw = raw[np.isfinite(raw)]
     spread = max(float(np.ptp(raw)), 1.0)
     return quantile_table(np.concatenate([[raw.min() - spread], raw, [raw.max() + spread]]))

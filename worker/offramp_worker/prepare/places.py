@@ -224,7 +224,7 @@ def _tokens(name: str, spec: TensorSpec, shapes: Shapes, order: tuple[int, ...])
         long, _ = shapes.lengths
         return (
             f"its axis {position} has {shape[position]} entries for rows of {long} tokens, so that padding cannot "
-            "be told"
+            "be recognized"
         )
     return layout
 

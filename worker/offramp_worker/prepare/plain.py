@@ -198,12 +198,12 @@ class _Adam:
 def _layers(weights: Parameters, x: FloatArray) -> list[FloatArray]:
     """What every layer reads, and last what the last one says. Masks of dropout are applied to what is read, by the
     caller."""
-    told, number = [x], 1
+    layers, number = [x], 1
     while f"w{number}" in weights:
-        read = told[-1] if number == 1 else np.maximum(told[-1], 0)
-        told.append(read @ weights[f"w{number}"] + weights[f"b{number}"])
+        read = layers[-1] if number == 1 else np.maximum(layers[-1], 0)
+        layers.append(read @ weights[f"w{number}"] + weights[f"b{number}"])
         number += 1
-    return told
+    return layers
 
 
 def _slopes(
@@ -219,14 +219,14 @@ def _slopes(
     count = len(weights) // 2
     reads: list[FloatArray] = []
     masks: list[FloatArray] = []
-    said: FloatArray = x
+    outputs: FloatArray = x
     for number in range(1, count + 1):
-        mask = _mask(said.shape, dropout, generator)
-        masks.append(mask if number == 1 else np.where(said > 0, mask, np.float32(0)))
-        reads.append(said * masks[-1])
-        said = reads[-1] @ weights[f"w{number}"] + weights[f"b{number}"]
+        mask = _mask(outputs.shape, dropout, generator)
+        masks.append(mask if number == 1 else np.where(outputs > 0, mask, np.float32(0)))
+        reads.append(outputs * masks[-1])
+        outputs = reads[-1] @ weights[f"w{number}"] + weights[f"b{number}"]
     slopes: Parameters = {}
-    back = objective.slope(said, targets)
+    back = objective.slope(outputs, targets)
     for number in range(count, 0, -1):
         slopes[f"w{number}"], slopes[f"b{number}"] = reads[number - 1].T @ back, back.sum(axis=0)
         back = (back @ weights[f"w{number}"].T) * masks[number - 1]

@@ -34,7 +34,7 @@ INT8: Precision = "int8"
 INT8_FILE = "backbone.int8.onnx"
 Allowed = Literal["auto", "exact"]
 
-Said = dict[str, FloatArray]
+HeadOutputs = dict[str, FloatArray]
 Tensors = Mapping[str, Mapping[str, FloatArray]]
 
 
@@ -49,7 +49,7 @@ class Chain:
     parameters: Tensors
     measured: Measurements
 
-    def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, Said]:
+    def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, HeadOutputs]:
         """The graph's logits (n, n_classes) and each ramp's, in one pass as a worker's audits make it."""
         nodes = heads_of(self.ramps, self.places, tensors=self.parameters, task=self.backbone.task)
         final, logits = tapped_logits(self.backbone, nodes, x, threads=threads, advance=advance)
@@ -80,15 +80,16 @@ class Work:
 class Approximations:
     """The fp32 chain with everything that may stand in for it.
 
-    ``said`` maps the columns that the fp32 heads do not fill to their logits on the validation rows. ``quantized``
-    tells what was tried, None where int8 was not allowed. ``refused`` are side models and int8 ramps that do not stay.
+    ``head_outputs`` maps the columns that the fp32 heads do not fill to their logits on the validation rows.
+    ``quantized`` tells what was tried, None where int8 was not allowed. ``refused`` are side models and int8 ramps that
+    do not stay.
     """
 
     exact: Chain
     sides: tuple[Side, ...]
     int8: Chain | None
     quantized: Quantized | None
-    said: Mapping[str, FloatArray]
+    head_outputs: Mapping[str, FloatArray]
     refused: tuple[Verdict, ...]
 
     @property
@@ -137,10 +138,10 @@ class Approximations:
         shared = sides | {h: {b.batch_size: b.head_seconds[h] for b in self.exact.measured.batches} for h in heads}
         return with_chain(profile, INT8, (*self.at_input, *self.int8.ramps), with_heads(self.int8.measured, shared))
 
-    def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, Said]:
+    def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, HeadOutputs]:
         """The reference's logits (n, n_classes) and those of every column."""
-        reference, said = self.exact.score(x, threads=threads, advance=advance)
-        return reference, said | _score_others(self.exact, self.sides, self.int8, x, threads=threads)
+        reference, head_outputs = self.exact.score(x, threads=threads, advance=advance)
+        return reference, head_outputs | _score_others(self.exact, self.sides, self.int8, x, threads=threads)
 
     @property
     def _fp32(self) -> tuple[RampSpec, ...]:
@@ -165,27 +166,35 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
     sides = _sides(exact, side_uris, reference, work)
     kept = tuple(side for side in sides if not side.refused)
     quantized, int8 = _int8_chain(exact, _exits(exact, heard, reference), work)
-    said = _score_others(exact, kept, int8, work.validation, threads=work.pass_threads)
+    head_outputs = _score_others(exact, kept, int8, work.validation, threads=work.pass_threads)
     refused = [Verdict(side.spec, side.merit, side.refused) for side in sides if side.refused and side.merit]
     if int8 is not None:
-        verdicts = _judge_int8(int8, exact.measured, said, reference)
+        verdicts = _judge_int8(int8, exact.measured, head_outputs, reference)
         paying = tuple(v.spec for v in verdicts if not v.refused)
         refused += [v for v in verdicts if v.refused]
-        said = {key: value for key, value in said.items() if key not in {v.spec.id for v in verdicts if v.refused}}
+        head_outputs = {
+            key: value for key, value in head_outputs.items() if key not in {v.spec.id for v in verdicts if v.refused}
+        }
         int8 = replace(int8, ramps=paying)
-    return Approximations(exact, kept, int8, quantized, said, tuple(refused))
+    return Approximations(exact, kept, int8, quantized, head_outputs, tuple(refused))
 
 
-def merits(found: Approximations, said: Mapping[str, FloatArray], reference: FloatArray) -> dict[str, RampMerit]:
+def merits(
+    found: Approximations, head_outputs: Mapping[str, FloatArray], reference: FloatArray
+) -> dict[str, RampMerit]:
     """What side models and int8 ramps are worth by the logits they gave, against the fp32 backbone's time."""
     exact = {b.batch_size: b.exact_seconds for b in found.exact.measured.batches}
     values = {
-        s.spec.id: side_merit(s, said[s.spec.id], reference, task=found.exact.backbone.task, exact_seconds=exact)
+        s.spec.id: side_merit(
+            s, head_outputs[s.spec.id], reference, task=found.exact.backbone.task, exact_seconds=exact
+        )
         for s in found.sides
     }
     if found.int8 is not None:
         measured = found.exact.measured
-        values |= {spec.id: _int8_merit(found.int8, measured, spec, said, reference) for spec in found.int8.ramps}
+        values |= {
+            spec.id: _int8_merit(found.int8, measured, spec, head_outputs, reference) for spec in found.int8.ramps
+        }
     return values
 
 
@@ -212,11 +221,11 @@ def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work)
     return sides
 
 
-def _exits(exact: Chain, said: Mapping[str, FloatArray], reference: FloatArray) -> Exits:
+def _exits(exact: Chain, head_outputs: Mapping[str, FloatArray], reference: FloatArray) -> Exits:
     """What the best single ramp saves of the fp32 time, by budget."""
     task = exact.backbone.task
     answers = task.answers(reference)
-    worths = [merit(task, said[s.id], answers, cost_of(s, exact.measured)) for s in exact.ramps]
+    worths = [merit(task, head_outputs[s.id], answers, cost_of(s, exact.measured)) for s in exact.ramps]
     return Exits({budget: max([0.0, *(worth.utility[budget] for worth in worths)]) for budget in BUDGETS})
 
 
@@ -262,12 +271,12 @@ def _int8_chain(exact: Chain, exits: Exits, work: Work) -> tuple[Quantized | Non
 
 
 def _judge_int8(
-    int8: Chain, exact: Measurements, said: Mapping[str, FloatArray], reference: FloatArray
+    int8: Chain, exact: Measurements, head_outputs: Mapping[str, FloatArray], reference: FloatArray
 ) -> tuple[Verdict, ...]:
     """Refuse ramps whose head costs more than leaving there saves of the int8 backbone's time."""
     verdicts = []
     for spec in int8.ramps:
-        worth = _int8_merit(int8, exact, spec, said, reference)
+        worth = _int8_merit(int8, exact, spec, head_outputs, reference)
         saved = [
             worth.exits[LOOSEST] * (1 - b.depth_at(spec.position)) - b.head_share(spec.id)
             for b in int8.measured.batches
@@ -278,7 +287,7 @@ def _judge_int8(
 
 
 def _int8_merit(
-    int8: Chain, exact: Measurements, spec: RampSpec, said: Mapping[str, FloatArray], reference: FloatArray
+    int8: Chain, exact: Measurements, spec: RampSpec, head_outputs: Mapping[str, FloatArray], reference: FloatArray
 ) -> RampMerit:
     """Costs are shares of the fp32 backbone's time, so that ramps of both chains compare."""
     baseline = {b.batch_size: b.exact_seconds for b in exact.batches}
@@ -288,17 +297,19 @@ def _int8_merit(
         {size: b.depth_at(spec.position) * b.exact_seconds / baseline[size] for size, b in own.items()},
     )
     task = int8.backbone.task
-    return merit(task, said[spec.id], task.answers(reference), costs)
+    return merit(task, head_outputs[spec.id], task.answers(reference), costs)
 
 
-def _score_others(exact: Chain, sides: Sequence[Side], int8: Chain | None, x: InputArray, *, threads: int) -> Said:
+def _score_others(
+    exact: Chain, sides: Sequence[Side], int8: Chain | None, x: InputArray, *, threads: int
+) -> HeadOutputs:
     """Logits of side models, of the int8 ramps and of the whole int8 backbone."""
     logits = side_logits(sides, x, exact.backbone.input, threads=threads)
-    said = {side.spec.id: values for side, values in zip(sides, logits, strict=True)}
+    head_outputs = {side.spec.id: values for side, values in zip(sides, logits, strict=True)}
     if int8 is None:
-        return said
+        return head_outputs
     final, ramps = int8.score(x, threads=threads, advance=_silent)
-    return said | ramps | {final_id(INT8): final}
+    return head_outputs | ramps | {final_id(INT8): final}
 
 
 def _silent(_done: int) -> None:

@@ -271,7 +271,7 @@ class _Judge:
         # Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between
         # them is a matter of answers alone, and the same for the same seed.
         ratios = self._ratios({_kind(method): session for method, session in sessions.items()}, COMPARED_SIZES, seconds)
-        said = {method: self._said(session, self.rows) for method, session in sessions.items()}
+        outputs = {method: self._outputs(session, self.rows) for method, session in sessions.items()}
         candidates = (
             Candidate(
                 method,
@@ -279,7 +279,7 @@ class _Judge:
                 expected_disagreement(error_variance(logits, self.logits), self.margins),
                 ratios[_kind(method)],
             )
-            for method, logits in said.items()
+            for method, logits in outputs.items()
         )
         return tuple(replace(c, refused=_cannot_pay(c)) for c in candidates)
 
@@ -291,12 +291,12 @@ class _Judge:
         return {
             name: Measure(
                 float(np.mean(list(ratios[name].values()))),
-                float((margin_errors(self._said(session, self.rows[near]), self.logits[near])[1] ** 2).mean()),
+                float((margin_errors(self._outputs(session, self.rows[near]), self.logits[near])[1] ** 2).mean()),
             )
             for name, session in sessions.items()
         }
 
-    def _said(self, session: ort.InferenceSession, rows: Array) -> FloatArray:
+    def _outputs(self, session: ort.InferenceSession, rows: Array) -> FloatArray:
         return model_logits(session, rows, self.spec)
 
     def _ratios(

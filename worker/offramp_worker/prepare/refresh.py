@@ -20,7 +20,16 @@ import numpy.typing as npt
 import onnx
 import safetensors.numpy
 
-from offramp_core.bundle import RAMPS_FILE, BatchProfile, Manifest, Profile, RampSpec, profile_arrays, side_model_file
+from offramp_core.bundle import (
+    RAMPS_FILE,
+    TOKENIZER_FILE,
+    BatchProfile,
+    Manifest,
+    Profile,
+    RampSpec,
+    profile_arrays,
+    side_model_file,
+)
 from offramp_core.columns import final_id
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.precision import EXACT
@@ -43,6 +52,7 @@ from offramp_worker.prepare.pipeline import (
     score_table,
     training_threads,
 )
+from offramp_worker.prepare.preprocessing import ImageReader
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
 from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
@@ -71,7 +81,7 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_repor
     start = time.perf_counter()
     check_request(request)
     bundle = load_bundle(Path(request.model))
-    inputs = read_inputs(request)
+    inputs = read_inputs(*_as_sent(request, bundle))
     if inputs.x.dtype.kind == bundle.input_dtype.kind:
         inputs = inputs.fitted(bundle.manifest.inputs[0])
     _check_fits(inputs.x, bundle.manifest, request.data)
@@ -81,6 +91,18 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_repor
     if written_report:
         write_report(report)
     return report
+
+
+def _as_sent(request: PrepareRequest, bundle: Bundle) -> tuple[PrepareRequest, ImageReader | None]:
+    """Where clients send images or texts, the data may be such: what reads them is in the bundle."""
+    steps, spec = bundle.manifest.preprocess, bundle.manifest.inputs[0]
+    if steps is None:
+        return request, None
+    if steps.text is not None:
+        file = request.tokenizer or str(bundle.path / TOKENIZER_FILE)
+        return replace(request, tokenizer=file, max_tokens=steps.text.tokens, pad=spec.pad), None
+    assert steps.image is not None
+    return request, ImageReader(steps.image, None)
 
 
 def cost_in_profile(profile: Profile, column: int) -> RampCost:
@@ -144,12 +166,12 @@ class _Refreshing:
         shop, bundle, request = self._shop, self._bundle, self._request
         unseen = shop.x[split.head :]
         with self._reporter.step("score the records", total=len(unseen)) as advance:
-            reference, said = self._columns(fitted.parameters, unseen, advance)
+            reference, head_outputs = self._columns(fitted.parameters, unseen, advance)
         with self._reporter.step("score the earlier heads", total=len(unseen)) as advance:
             _, earlier = self._heads_at(bundle.backbone, self._own, self._earlier, unseen, advance)
         _, held_out = self._columns(fitted.parameters, shop.validation_rows(split), lambda _: None)
         tables = {column: score_table(bundle.task, logits) for column, logits in held_out.items()}
-        records = {**_records(self._manifest, said, reference, tables), **profile_arrays(bundle.profile)}
+        records = {**_records(self._manifest, head_outputs, reference, tables), **profile_arrays(bundle.profile)}
         manifest = write_refreshed(
             bundle.path,
             request.out,
@@ -165,17 +187,17 @@ class _Refreshing:
             ramp_set_digest=manifest.ramp_set_digest,
             places=len(shop.places),
             cut_vertices=len(shop.places),
-            lines=self._lines(said, earlier, reference),
+            lines=self._lines(head_outputs, earlier, reference),
             untrained=(),
-            outlooks=self._outlooks(said, reference),
-            outlooks_before=self._outlooks({**said, **earlier}, reference),
+            outlooks=self._outlooks(head_outputs, reference),
+            outlooks_before=self._outlooks({**head_outputs, **earlier}, reference),
             data=manifest.data or {},
             exact_seconds={batch.batch_size: batch.exact_seconds for batch in bundle.profile.batches},
             threads=bundle.profile.threads,
             seconds=time.perf_counter() - start,
         )
 
-    def _lines(self, said: Logits, earlier: Logits, reference: FloatArray) -> tuple[RampLine, ...]:
+    def _lines(self, head_outputs: Logits, earlier: Logits, reference: FloatArray) -> tuple[RampLine, ...]:
         task = self._bundle.task
         answers = task.answers(reference)
 
@@ -183,14 +205,15 @@ class _Refreshing:
             return merit(task, logits[spec.id], answers, self._costs[spec.id])
 
         return tuple(
-            RampLine(Verdict(spec, worth(spec, said)), "records", before=worth(spec, earlier)) for spec in self._own
+            RampLine(Verdict(spec, worth(spec, head_outputs)), "records", before=worth(spec, earlier))
+            for spec in self._own
         )
 
-    def _outlooks(self, said: Logits, reference: FloatArray) -> tuple[Outlook, ...]:
+    def _outlooks(self, head_outputs: Logits, reference: FloatArray) -> tuple[Outlook, ...]:
         """What plans of the fp32 chain could save; tables are made of the same rows, which moves no order and so no
         plan."""
         ids = [column.id for column in self._manifest.columns if column.precision in ("", EXACT)]
-        task, mine = self._bundle.task, [said[ramp] for ramp in ids]
+        task, mine = self._bundle.task, [head_outputs[ramp] for ramp in ids]
         scores = recorded_scores(task, mine, reference, [score_table(task, each) for each in mine])
         return outlooks({**scores, **profile_arrays(self._bundle.profile)}, ids)
 
@@ -204,7 +227,7 @@ class _Refreshing:
         loss = partial(_loss, objective_of(shop.task, targets), targets=targets)
         chosen = {
             spec.id: self._earlier[spec.id]
-            if spec.id not in fitted.said or loss(earlier[spec.id]) < loss(fitted.said[spec.id])
+            if spec.id not in fitted.head_outputs or loss(earlier[spec.id]) < loss(fitted.head_outputs[spec.id])
             else fitted.parameters[spec.id]
             for spec in self._own
         }
@@ -216,19 +239,19 @@ class _Refreshing:
         """The reference's logits and those of every column of records: heads, side models, other precisions and their
         heads."""
         manifest, bundle = self._manifest, self._bundle
-        reference, said = self._heads_at(bundle.backbone, self._own, parameters, x, advance)
+        reference, head_outputs = self._heads_at(bundle.backbone, self._own, parameters, x, advance)
         for spec in manifest.precisions:
             ramps = [ramp for ramp in self._heads if manifest.precision_of(ramp) == spec.name]
             shared = {ramp.id: parameters[_namesake(ramp)] for ramp in ramps}
             graph = onnx.load(str(bundle.path / spec.file), load_external_data=False)
             whole, heads = self._heads_at(graph, ramps, shared, x, lambda _: None)
-            said |= {**heads, final_id(spec.name): whole}
+            head_outputs |= {**heads, final_id(spec.name): whole}
         for ramp in manifest.ramps:
             if ramp.head == "model":
-                said[ramp.id] = _answers(
+                head_outputs[ramp.id] = _answers(
                     onnx.load(str(bundle.path / side_model_file(ramp.id)), load_external_data=False), x
                 )
-        return reference, said
+        return reference, head_outputs
 
     def _heads_at(
         self,
@@ -241,8 +264,8 @@ class _Refreshing:
         shop = self._shop
         whole = replace(shop.backbone, model=graph, output=replace(shop.backbone.output, name=output_name(graph)))
         nodes = heads_of(ramps, shop.places, tensors=parameters, task=shop.task)
-        logits, said = tapped_logits(whole, nodes, x, threads=shop.threads, advance=advance)
-        return logits, {ramp.id: each for ramp, each in zip(ramps, said, strict=True)}
+        logits, head_outputs = tapped_logits(whole, nodes, x, threads=shop.threads, advance=advance)
+        return logits, {ramp.id: each for ramp, each in zip(ramps, head_outputs, strict=True)}
 
 
 def _check_fits(x: InputArray, manifest: Manifest, source: str) -> None:
@@ -282,21 +305,21 @@ def _chunks(x: InputArray, rows: int = 64) -> Iterator[InputArray]:
     yield from (x[start : start + rows] for start in range(0, len(x), rows))
 
 
-def _loss(objective: Objective, said: FloatArray, *, targets: FloatArray) -> float:
+def _loss(objective: Objective, outputs: FloatArray, *, targets: FloatArray) -> float:
     """On average; infinite for a head that says nothing finite."""
-    losses = objective.losses(said, targets)
+    losses = objective.losses(outputs, targets)
     return float(losses.mean()) if np.isfinite(losses).all() else float("inf")
 
 
 def _records(
-    manifest: Manifest, said: Logits, reference: FloatArray, tables: Mapping[str, npt.NDArray[np.float64]]
+    manifest: Manifest, head_outputs: Logits, reference: FloatArray, tables: Mapping[str, npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[Any]]:
     columns = manifest.columns
     ids = [column.id for column in columns]
     return {
         "ramp_id": np.array([column.id for column in columns], dtype=np.str_),
         "ramp_precision": np.array([column.precision for column in columns], dtype=np.str_),
-        **recorded_scores(manifest.does, [said[i] for i in ids], reference, [tables[i] for i in ids]),
+        **recorded_scores(manifest.does, [head_outputs[i] for i in ids], reference, [tables[i] for i in ids]),
     }
 
 

@@ -182,7 +182,7 @@ def write_report(report: PrepareReport) -> None:
 
 
 def approximation_lines(
-    found: Approximations, said: Mapping[str, FloatArray], reference: FloatArray
+    found: Approximations, outputs: Mapping[str, FloatArray], reference: FloatArray
 ) -> tuple[ApproximationLine, ...]:
     """What was tried on the whole backbone and on side models; disagreement of what stays is measured on the
     records."""
@@ -190,7 +190,7 @@ def approximation_lines(
     task = found.exact.backbone.task
 
     def disagreement(column: str) -> float | None:
-        losses = task.losses(task.exit_answers(said[column]), task.answers(reference)) if column in said else None
+        losses = task.losses(task.exit_answers(outputs[column]), task.answers(reference)) if column in outputs else None
         return None if losses is None else float(losses.mean())
 
     lines = []

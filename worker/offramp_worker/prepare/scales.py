@@ -40,17 +40,17 @@ def temperature(logits: FloatArray, distribution: FloatArray, *, of: Lesson = "c
         return 1.0
     if of == "classes":
         z -= z.max(axis=1, keepdims=True)
-    said = (distribution[finite][-MOST_ROWS:] * z).sum(axis=1)
+    wanted = (distribution[finite][-MOST_ROWS:] * z).sum(axis=1)
     # The loss is convex in 1 / T, so that its slope says on which side of a value the best one lies.
     low, high = -math.log(MOST), math.log(MOST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if of == "classes":
             weights = np.exp(math.exp(middle) * z)
-            told = (weights * z).sum(axis=1) / weights.sum(axis=1)
+            given = (weights * z).sum(axis=1) / weights.sum(axis=1)
         else:
-            told = (z / (1 + np.exp(-math.exp(middle) * np.clip(z, -MOST_LOGIT, MOST_LOGIT)))).sum(axis=1)
-        slope = float((told - said).mean())
+            given = (z / (1 + np.exp(-math.exp(middle) * np.clip(z, -MOST_LOGIT, MOST_LOGIT)))).sum(axis=1)
+        slope = float((given - wanted).mean())
         low, high = (low, middle) if slope > 0 else (middle, high)
     return math.exp(-(low + high) / 2)
 

@@ -115,10 +115,10 @@ def cost_of(spec: RampSpec, measured: Measurements) -> RampCost:
     )
 
 
-def merit(task: Task, said: FloatArray, reference: Answers, costs: RampCost) -> RampMerit:
+def merit(task: Task, outputs: FloatArray, reference: Answers, costs: RampCost) -> RampMerit:
     """Judge a head by what it says (n, head_width) against the model's answers (n, ...)."""
-    losses = task.losses(task.exit_answers(said), reference)
-    score = task.raw_score(said)
+    losses = task.losses(task.exit_answers(outputs), reference)
+    score = task.raw_score(outputs)
     shares = {budget: exit_share(score, losses, budget=budget) for budget in BUDGETS}
     return RampMerit(float((1 - losses).mean()), shares, costs)
 

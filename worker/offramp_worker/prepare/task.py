@@ -104,8 +104,8 @@ class Found:
 
     def _sameness(self, answers: FloatArray) -> list[str]:
         assert self.task is not None
-        told = self.task.answers(answers)
-        alike = self.task.losses(told, np.broadcast_to(told[:1], told.shape)).max() == 0
+        served = self.task.answers(answers)
+        alike = self.task.losses(served, np.broadcast_to(served[:1], served.shape)).max() == 0
         return [f"all {len(answers)} rows have the same answer: exits learn nothing of others"] if alike else []
 
     def _doubts(self, answers: FloatArray) -> list[str]:

@@ -22,6 +22,7 @@ from offramp_worker.bundle.dataflow import graph_steps
 from offramp_worker.bundle.graph import Array
 from offramp_worker.bundle.heads import MEAN_WEIGHT
 from offramp_worker.bundle.lengths import BUCKETS, pad_rows
+from offramp_worker.preprocess.texts import token_types
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 WHOLE = {onnx.TensorProto.INT64: "INT64", onnx.TensorProto.INT32: "INT32"}
@@ -53,19 +54,6 @@ def ids_input(names: Sequence[str]) -> str:
             "derived from it; export it with these inputs only"
         )
     return rest[0]
-
-
-def token_types(ids: Array, *, pad: int, sep: int | None) -> Array:
-    """Which text of a pair each token belongs to, as BERT has it: 1 from behind the first separator on, 0 at padding.
-
-    >>> token_types(np.array([[101, 7, 102, 8, 102, 0]]), pad=0, sep=102).tolist()
-    [[0, 0, 0, 1, 1, 0]]
-    """
-    if sep is None:
-        return np.zeros_like(ids)
-    ends = ids == sep
-    types: Array = ((np.cumsum(ends, axis=1) - ends > 0) & (ids != pad)).astype(ids.dtype)
-    return types
 
 
 def torch_inputs(names: Sequence[str], ids: Array, *, pad: int, sep: int | None) -> list[Array]:
@@ -231,7 +219,7 @@ def _mean_weight(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _types(graph: onnx.GraphProto, ids: str, *, sep: int | None, kind: int, to: int) -> list[onnx.NodeProto]:
-    """:func:`token_types` as operators."""
+    """:func:`~offramp_worker.preprocess.texts.token_types` as operators."""
     if sep is None:
         raise InvalidArgumentError(
             f"the model reads {TYPES}, and which id separates two texts is not known; put its tokenizer.json beside "

@@ -289,9 +289,9 @@ def _fit(
         for step in range(steps):
             rows = order[step * batch : (step + 1) * batch]
             inputs = x[rows] if x.ndim == 2 else scale.apply(x[rows])
-            said = net(inputs, dropout=recipe.dropout, generator=generator)
+            outputs = net(inputs, dropout=recipe.dropout, generator=generator)
             optimiser.zero_grad()
-            _descend(said, targets[rows], objective)
+            _descend(outputs, targets[rows], objective)
             optimiser.step()
             schedule.step()
         held_out = _loss(net, scale, validation, objective)
@@ -307,13 +307,13 @@ def _copy(net: _Head) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
-def _descend(said: Tensor, targets: Tensor, objective: Objective) -> None:
+def _descend(outputs: Tensor, targets: Tensor, objective: Objective) -> None:
     """Leave the gradient of the mean loss at the head's parameters; of classes as torch has it, else as the objective
     has it."""
     if isinstance(objective, Classes):
-        nn.functional.cross_entropy(said, targets).backward()
+        nn.functional.cross_entropy(outputs, targets).backward()
     else:
-        said.backward(torch.from_numpy(objective.slope(said.detach().numpy(), targets.numpy())))
+        outputs.backward(torch.from_numpy(objective.slope(outputs.detach().numpy(), targets.numpy())))
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -330,8 +330,8 @@ def _loss(net: _Head, scale: _Scale, rows: Lesson, objective: Objective) -> floa
     return float(torch.stack(parts).sum()) / len(rows)
 
 
-def _summed(said: Tensor, targets: Tensor, objective: Objective) -> Tensor:
+def _summed(outputs: Tensor, targets: Tensor, objective: Objective) -> Tensor:
     """The loss of some rows, summed."""
     if isinstance(objective, Classes):
-        return nn.functional.cross_entropy(said, targets, reduction="sum")
-    return torch.tensor(objective.losses(said.numpy(), targets.numpy()).sum())
+        return nn.functional.cross_entropy(outputs, targets, reduction="sum")
+    return torch.tensor(objective.losses(outputs.numpy(), targets.numpy()).sum())

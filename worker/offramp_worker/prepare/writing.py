@@ -25,16 +25,19 @@ from offramp_core.bundle import (
     RECORDS_FILE,
     SCHEMA_VERSION,
     TASK_SCHEMA_VERSION,
+    TOKENIZER_FILE,
     Manifest,
     PrecisionSpec,
     Profile,
     RampSpec,
+    backbone_digest,
     profile_arrays,
     ramp_set_digest,
     side_model_file,
 )
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.prepare.data import FloatArray, InputArray
+from offramp_worker.prepare.preprocessing import StepsBefore
 from offramp_worker.prepare.sources import Backbone
 
 
@@ -45,7 +48,7 @@ class BundleContents:
     ``ramps`` are in the order of records. ``graphs`` maps file names to the graphs of other precisions and of side
     models. ``parameters`` maps the id of a ramp with weights of its own to its tensors, ``quantiles`` the id of each
     column of records to its table; ``records`` are the per-row arrays of a records file; ``probe`` is (x, logits);
-    ``data`` goes into the manifest as it is.
+    ``data`` goes into the manifest as it is; ``steps`` are those before the model.
     """
 
     name: str
@@ -60,6 +63,7 @@ class BundleContents:
     records: Mapping[str, npt.NDArray[Any]]
     probe: tuple[InputArray, FloatArray]
     data: Mapping[str, Any]
+    steps: StepsBefore | None = None
 
 
 def check_target(out: Path) -> None:
@@ -108,7 +112,8 @@ def write_refreshed(
 
     with _assembled(out) as work:
         models = [side_model_file(ramp.id) for ramp in manifest.ramps if ramp.head == "model"]
-        same = (BACKBONE_FILE, PROFILE_FILE, PROBE_FILE, *(p.file for p in manifest.precisions), *models)
+        texts = (TOKENIZER_FILE,) if TOKENIZER_FILE in manifest.files else ()
+        same = (BACKBONE_FILE, PROFILE_FILE, PROBE_FILE, *(p.file for p in manifest.precisions), *models, *texts)
         for name in same:
             shutil.copyfile(bundle / name, work / name)
         save_file(dict(tensors), work / RAMPS_FILE)
@@ -156,11 +161,14 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
     np.savez(folder / RECORDS_FILE, **records)
     np.savez(folder / PROBE_FILE, x=contents.probe[0], logits=contents.probe[1])
     _write_json(folder / PROFILE_FILE, asdict(contents.profile))
+    preprocess = None if contents.steps is None else contents.steps.declared(contents.backbone.input)
+    if contents.steps is not None and contents.steps.tokenizer:
+        (folder / TOKENIZER_FILE).write_bytes(contents.steps.tokenizer)
     files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(
         schema_version=SCHEMA_VERSION if contents.backbone.declared is None else TASK_SCHEMA_VERSION,
         name=contents.name,
-        backbone_digest=f"sha256:{files[BACKBONE_FILE]}",
+        backbone_digest=backbone_digest(files, preprocess),
         ramp_set_digest=ramp_set_digest(contents.ramps, files, contents.precisions, contents.backbone.declared),
         inputs=(contents.backbone.input,),
         outputs=(contents.backbone.output,),
@@ -172,16 +180,19 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
         precisions=contents.precisions,
         scale=contents.backbone.scale,
         task=contents.backbone.declared,
+        preprocess=preprocess,
     )
     _write_json(folder / MANIFEST_FILE, _document(manifest))
     return manifest
 
 
 def _document(manifest: Manifest) -> dict[str, Any]:
-    """A manifest as JSON; that of a top label has no task, as before there were several."""
+    """A manifest as JSON; that of a top label has no task, as before there were several, and that of a model whose
+    input clients send has no steps before it."""
     document = asdict(manifest)
-    if manifest.task is None:
-        del document["task"]
+    for name in ("task", "preprocess"):
+        if document[name] is None:
+            del document[name]
     return document
 
 

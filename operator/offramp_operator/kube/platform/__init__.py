@@ -4,4 +4,17 @@
 and :mod:`trainings` read; :mod:`workers`, :mod:`gateway`, :mod:`trainings`, :mod:`statuses`, :mod:`plans`
 and :mod:`events` write, through :mod:`children` where an object may be somebody else's or may have
 changed. :mod:`memory` is what lies between two passes.
+
+children.py          writes to the objects of a service
+classes.py           the WorkerClass that a service asks for
+events.py            events about a service, and about the rollout that something happened to
+fleet.py             the workers of a service as the cluster has them
+gateway.py           the HTTPRoute that shares a service's requests between two versions
+memory.py            what is remembered of a service between passes
+plans.py             the signed plan of a service, in a ConfigMap that its workers mount
+service_platform.py  a cluster as the platform of services
+statuses.py          objects of our own kinds
+templates.py         which pods a service should have now
+trainings.py         trainings of ramps as Jobs
+workers.py           workers are brought to what the spec asks for
 """

@@ -31,7 +31,7 @@ from offramp_operator.kube.kinds import (
 )
 from offramp_operator.kube.platform.memory import Applied, Memory
 from offramp_operator.kube.scaling import holds_replicas_alone
-from offramp_operator.kube.slim import content, slim
+from offramp_operator.kube.trim import content, trim
 from offramp_operator.shell.platform import ConflictError
 
 
@@ -61,7 +61,7 @@ class Children:
             # Never an apply: one that was held up would change what a newer leader has made meanwhile.
             written = await self._client.create(kind, marked)
         else:
-            live = slim(kind, live)
+            live = trim(kind, live)
             check_owner(live, memory.uid, kind)
             known, seen = memory.applied.get(uid_of(live)), Applied(digest, fingerprint(live, desired))
             if known == seen or (known is None and _stands(live, desired, digest)):
@@ -69,7 +69,7 @@ class Children:
                 return
             written = await self._change(kind, marked, live, hands_over=hands_over)
         self._cache.put(kind, written)
-        memory.applied[uid_of(written)] = Applied(digest, fingerprint(slim(kind, written), desired))
+        memory.applied[uid_of(written)] = Applied(digest, fingerprint(trim(kind, written), desired))
 
     async def create_or_change(self, kind: Kind, desired: Object, live: Object | None) -> None:
         """Write an object that is known to differ from what was seen."""

@@ -41,7 +41,7 @@ class PlanStore:
         """
         stored = self._stored(service)
         if stored is None:
-            await self._look_for_hidden_plan(service)
+            await self._find_hidden_plan(service)
         published = _document(stored)
         epoch = published.epoch if published is not None else 0
         if epoch != previous_epoch:
@@ -57,7 +57,7 @@ class PlanStore:
         obj = self._cache.get(CONFIG_MAP, service.namespace, manifests.plan_name(service.name))
         return obj if obj is not None and pods.controls(service.uid, obj) else None
 
-    async def _look_for_hidden_plan(self, service: Service) -> None:
+    async def _find_hidden_plan(self, service: Service) -> None:
         """Watches see only what carries our label: before a plan is created, make sure that none hides from them."""
         name = manifests.plan_name(service.name)
         live = await self._client.get(CONFIG_MAP, service.namespace, name, lane=Lane.PLANS)

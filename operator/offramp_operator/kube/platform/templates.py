@@ -15,7 +15,7 @@ from offramp_operator.kube import manifests, pods
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import CLASS_LABEL, DEPLOYMENT, SERVICE, TEMPLATE_ANNOTATION, Object
 from offramp_operator.kube.platform.memory import Memory
-from offramp_operator.kube.slim import content
+from offramp_operator.kube.trim import content
 from offramp_operator.kube.turns import TurnKeeper, administrators_image, member
 from offramp_operator.shell.platform import ServiceKey
 
@@ -71,7 +71,7 @@ class Templates:
         if not waits or self._turns.may_go(key, services=len(self._cache.names(SERVICE))):
             return None
         memory.image, memory.kept = image or asked, mark if served else None
-        return self._turns.told()
+        return self._turns.reason_to_wait()
 
     def _deployed(self, service: Service, *, trial: bool) -> str | None:
         name = manifests.trial_name(service.name) if trial else service.name

@@ -12,7 +12,7 @@ from offramp_core.control.objects import Service
 from offramp_core.control.update import brought_back, strategy_in_force
 from offramp_core.control.versions import Split
 from offramp_core.errors import InvalidSpecError
-from offramp_core.reasons import AnyReason, Reason, as_said
+from offramp_core.reasons import AnyReason, Reason, parse_reason
 from offramp_operator.kube import manifests
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, InvalidObjectError, KubeClient
@@ -37,7 +37,7 @@ from offramp_operator.kube.platform.memory import Memory, Problem, key_of
 from offramp_operator.kube.platform.templates import Templates, template_mark
 from offramp_operator.kube.platform.trainings import Trainings
 from offramp_operator.kube.scaling import handed_over
-from offramp_operator.kube.slim import content
+from offramp_operator.kube.trim import content
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import WorkerIdentity
 
@@ -94,7 +94,9 @@ class Workers:
         except InvalidObjectError as error:
             self._remember(memory, service, Reason.INVALID_SPEC, error.message)
         except ApiError as error:
-            self._remember(memory, service, as_said(error.reason) if error.reason else Reason.REFUSED, error.message)
+            self._remember(
+                memory, service, parse_reason(error.reason) if error.reason else Reason.REFUSED, error.message
+            )
         else:
             memory.problem = None
 

@@ -210,7 +210,7 @@ class LlamaEngine:
         token, margin = choosing.greedy(row)
         if not s.sampling.greedy:
             token = choosing.drawn(choosing.chances(row, s.sampling), s.rng)
-        return choosing.told(row, token, margin, s.sampling)
+        return choosing.with_logprobs(row, token, margin, s.sampling)
 
     @staticmethod
     def _verified(
@@ -220,7 +220,7 @@ class LlamaEngine:
         agreed = token == proposed
         if not s.sampling.greedy:
             token, agreed = choosing.verified(choosing.chances(row, s.sampling), proposed, q, s.rng)
-        return choosing.told(row, token, margin, s.sampling), agreed
+        return choosing.with_logprobs(row, token, margin, s.sampling), agreed
 
     # --- bookkeeping ----------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ def verified(p: Chances, proposed: int, q: Chances | None, rng: np.random.Genera
     return drawn(rest, rng), False
 
 
-def told(row: FloatArray, token: int, margin: float, sampling: Sampling) -> Token:
+def with_logprobs(row: FloatArray, token: int, margin: float, sampling: Sampling) -> Token:
     """A chosen token with what was asked to be told about it."""
     if not sampling.logprobs:
         return Token(token, margin=margin)

@@ -5,6 +5,11 @@ into generated code, imports modules that the trees of inputs name, calls whatev
 unpickles, and loads compiled libraries. So nobody's archive is handed to it. :func:`checked_archive` reads one by a
 grammar of its own (:mod:`archive`, :mod:`schema`, :mod:`expressions`, :mod:`operators`), and writes a new one that
 holds what passed and nothing else; torch reads that.
+
+archive.py      reading an archive of `torch.export` without believing it
+expressions.py  symbolic expressions: read, never evaluated
+operators.py    operators that a program may call
+schema.py       the JSON documents of an archive
 """
 
 from offramp_worker.prepare.exported.archive import checked_archive

@@ -10,6 +10,10 @@ is; what cannot is a parameter of the URI, or stands in the ``config.json`` besi
 | ``resnet18/34/50``, ``vgg11/16(_bn)``, ``mobilenet_v2``, ``densenet121`` | torchvision's names |
 | ``bert``, ``minilm``, ``distilbert``, ``vit`` | transformers' names, with a classifier; ``heads=N`` where no
 config.json says it |
+
+cifar.py     residual networks for small images
+encoders.py  transformer encoders: BERT, DistilBERT and ViT
+vision.py    convolutional networks for photographs, built by torchvision
 """
 
 from __future__ import annotations

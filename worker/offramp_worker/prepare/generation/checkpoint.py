@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.generate.llama.architecture import Architecture, common_shapes, fault, matrices
-from offramp_worker.prepare.texts import named_panics
+from offramp_worker.preprocess.texts import named_panics
 
 FloatArray = npt.NDArray[np.float32]
 SPACE = "▁"  # of SentencePiece

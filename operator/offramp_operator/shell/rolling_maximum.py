@@ -12,8 +12,8 @@ SLOTS = 12
 
 
 @dataclass(slots=True)
-class Peaks:
-    """One maximum for each twelfth of an hour; what is told may be as much older than an hour."""
+class RollingMaximum:
+    """One maximum for each twelfth of an hour; what it returns may be as much older than an hour."""
 
     slots: deque[tuple[int, float]] = field(default_factory=deque)
 

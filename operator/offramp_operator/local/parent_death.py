@@ -1,4 +1,4 @@
-"""Run a command that gets SIGTERM when its parent dies: ``python leash.py PARENT_PID COMMAND...``.
+"""Run a command that gets SIGTERM when its parent dies: ``python parent_death.py PARENT_PID COMMAND...``.
 
 The request to the kernel must be made by the child itself, and doing so between fork and exec is not safe in
 a program with threads; hence this tiny program, which makes it and then becomes the command.
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def command(*argv: str) -> tuple[str, ...]:
-    """``argv`` on a leash held by this process."""
+    """``argv`` as a process that ends with this one."""
     return (sys.executable, "-S", "-E", __file__, str(os.getpid()), *argv)
 
 

@@ -1,4 +1,4 @@
-"""What a pass tells those who only look on: references to what it saw and decided, nothing copied, nothing written."""
+"""What a pass hands to its listeners: references to what it saw and decided, nothing copied, nothing written."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from offramp_operator.shell.platform import ServiceKey
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One pass that went well: what it gathered, what workers said, what was decided and carried out, and when (seconds
-    since the epoch)."""
+    """One pass that went well: what it gathered, what workers reported, what was decided and carried out, and when
+    (seconds since the epoch)."""
 
     gathered: Gathered
     workers: tuple[Worker, ...]
@@ -20,8 +20,8 @@ class Seen:
     at: float
 
 
-class Onlooker(Protocol):
-    """Told about every pass, within it: must return at once and never raise."""
+class PassListener(Protocol):
+    """Called with every pass, within it: must return at once and never raise."""
 
     def passed(self, key: ServiceKey, seen: Seen) -> None: ...
 
@@ -30,10 +30,10 @@ class Onlooker(Protocol):
     def gone(self, key: ServiceKey) -> None: ...
 
 
-class Onlookers:
-    """Several that look on."""
+class PassListeners:
+    """Several listeners as one."""
 
-    def __init__(self, *those: Onlooker) -> None:
+    def __init__(self, *those: PassListener) -> None:
         self._those = those
 
     def passed(self, key: ServiceKey, seen: Seen) -> None:
@@ -50,7 +50,7 @@ class Onlookers:
 
 
 class Nobody:
-    """Looks on while nobody does."""
+    """Listens where nobody does."""
 
     def passed(self, key: ServiceKey, seen: Seen) -> None: ...
 

@@ -51,8 +51,8 @@ CONTENT = "content"
 """Where the compact JSON of a child's spec is kept: bytes."""
 
 
-def slim(kind: Kind, obj: Object) -> Object:
-    """The part of an object that is kept; an object that was slimmed already is returned as it is."""
+def trim(kind: Kind, obj: Object) -> Object:
+    """The part of an object that is kept; an object that was trimmed already is returned as it is."""
     if CONTENT in obj or kind not in _KEPT:
         return obj
     kept: Object = {name: obj[name] for name in ("apiVersion", "kind") if name in obj}
@@ -74,7 +74,7 @@ def slim(kind: Kind, obj: Object) -> Object:
 
 
 def content(obj: Object) -> bytes:
-    """The compact JSON of a child's spec, slimmed or not."""
+    """The compact JSON of a child's spec, trimmed or not."""
     return bytes(obj[CONTENT]) if CONTENT in obj else msgspec.json.encode(obj.get("spec"))
 
 
@@ -179,7 +179,7 @@ _ITEM, _BRIEF_ITEM, _EVENT = msgspec.json.Decoder(_Item), msgspec.json.Decoder(_
 
 
 def read_page(kind: Kind, body: bytes) -> tuple[list[Object], int, str]:
-    """A page of a list: its objects, slimmed, the resource version of the list, and the token of the next page or an
+    """A page of a list: its objects, trimmed, the resource version of the list, and the token of the next page or an
     empty text.
 
     Raises
@@ -193,7 +193,7 @@ def read_page(kind: Kind, body: bytes) -> tuple[list[Object], int, str]:
 
 
 def read_event(kind: Kind, line: bytes) -> tuple[str, Object]:
-    """A line of a watch: its type and its object; slimmed, unless it is an ERROR's Status.
+    """A line of a watch: its type and its object; trimmed, unless it is an ERROR's Status.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def read_event(kind: Kind, line: bytes) -> tuple[str, Object]:
 
 
 def _object(kind: Kind, item: msgspec.Struct) -> Object:
-    return slim(kind, {"apiVersion": kind.api_version, "kind": kind.name, **msgspec.to_builtins(item)})
+    return trim(kind, {"apiVersion": kind.api_version, "kind": kind.name, **msgspec.to_builtins(item)})
 
 
 class _Versioned(msgspec.Struct):
