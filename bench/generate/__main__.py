@@ -14,15 +14,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.generate.equality import equal_answers
-from bench.generate.prepared import prompts_of, smollm2_bundle, stories_bundle
+from bench.generate.prepared import mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import BUDGETS, certified, recorded_answers
 from bench.generate.speed import paces
 from bench.provenance import provenance
 from offramp_core.generation.losses import Output
+from offramp_worker.prepare.generation.sources import read_checkpoint
 
 OUT = Path("build/bench/generate.json")
 BUNDLES = {"stories": stories_bundle, "smollm2": smollm2_bundle}
-NUMBER = r"#### (-?[0-9.,]+)"
+PATTERNS = {"gsm8k": r"#### (-?[0-9.,]+)", "sst2": r"(positive|negative)"}  # of what is compared in an answer
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,9 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
         "bench.generate speed --model smollm2 --prompts gsm8k --n 12",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=["equality", "speed", "lossy", "prepare"])
+    parser.add_argument("part", choices=["equality", "speed", "lossy", "exits", "prepare"])
     parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
-    parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories"], default=None)
+    parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories", "sst2"], default=None)
     parser.add_argument("--n", type=int, default=16, help="prompts")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")
     parser.add_argument("--side-by-side", type=int, default=1, help="speed: answers at a time")
@@ -45,8 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--labels", type=int, default=0, help="lossy: answers of a sample; default: as many as there are prompts"
     )
+    parser.add_argument("--minutes", type=float, default=10, help="exits: of training, all heads together")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.part == "exits":
+        return _exits(options)
     folder = BUNDLES[options.model]()
     if options.part == "prepare":
         print(folder)
@@ -58,6 +62,29 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(found, indent=1))
     else:
         _print(options.part, found)
+    return 0
+
+
+def _exits(options: argparse.Namespace) -> int:
+    from bench.generate.exits import exit_drafts  # torch takes seconds to import
+
+    held_out = mixed_prompts(options.model, 24, skip=0)
+    train = mixed_prompts(options.model, options.n, skip=24)
+    with Progress(disable=options.json) as progress:
+        tasks = {what: progress.add_task(what, total=None) for what in ("texts", "heads")}
+        found = exit_drafts(
+            read_checkpoint(model_of(options.model)),
+            train,
+            held_out,
+            tokens=options.tokens,
+            minutes=options.minutes,
+            tick=lambda what: progress.advance(tasks.get(what, tasks["heads"])),
+        )
+    _keep("exits", options.model, found)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print("exits", found)
     return 0
 
 
@@ -84,7 +111,7 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
             prompts,
             tokens=options.tokens,
             tick=_ticks(progress, "prompts", len(prompts)),
-            pattern=NUMBER if data == "gsm8k" else "",
+            pattern=PATTERNS.get(data, ""),
         )
         tick, rows = _ticks(progress, "settings", len(Output) * len(BUDGETS)), []
         for output in Output:
@@ -103,6 +130,7 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
         "prompts": len(prompts),
         "tokens": options.tokens,
         "seconds": answers["seconds"],
+        "answer_seconds": answers["answer_seconds"],
         "mean_loss": means,
         "rows": rows,
     }
@@ -125,6 +153,18 @@ def _print(part: str, found: dict[str, Any]) -> None:
     console = Console()
     if part == "equality":
         console.print({k: v for k, v in found.items() if k != "by_route"})
+        return
+    if part == "exits":
+        table = Table("layers", "affine alone", "accepted", "time per token", "at draft tokens")
+        for row in found["rows"]:
+            table.add_row(
+                f"{row['layers']} of {found['layers']}",
+                f"{row['affine']:.2f}",
+                f"{row['acceptance']:.2f}",
+                f"{row['ratio']:.2f}",
+                str(row["draft_tokens"]),
+            )
+        console.print(table)
         return
     table = Table(
         *(

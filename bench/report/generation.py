@@ -20,6 +20,7 @@ def section(results: Results) -> list[str]:
         "",
         *_equality(found.get("equality", {})),
         *_speed(found.get("speed", {})),
+        *_exits(found.get("exits", {})),
         *_lossy(found.get("lossy", {})),
     ]
 
@@ -67,6 +68,31 @@ def _speed(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _exits(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, run in found.items():
+        body = [
+            [
+                f"before layer {row['layers']} of {run['layers']}",
+                f"{row['affine']:.2f}",
+                f"{row['acceptance']:.2f}",
+                f"{row['ratio']:.2f}",
+                str(row["draft_tokens"]),
+            ]
+            for row in run["rows"]
+        ]
+        minutes = sum(row["train_seconds"] for row in run["rows"]) / 60
+        lines += [
+            f"*Exit drafts of {name}* (decision 100): heads of {run['words']:,} words trained for {minutes:.0f} min in "
+            f"all on {run['places']:,} places of the model's own texts; accepted of {run['unseen_tokens']:,} unseen "
+            "tokens; time per token by arithmetic on measured passes.",
+            "",
+            *table([f"draft ({name})", "affine alone", "accepted", "time per token", "at draft tokens"], body),
+            *_when({name: run}),
+        ]
+    return lines
+
+
 def _lossy(found: dict[str, Any]) -> list[str]:
     lines = []
     for name, run in found.items():
@@ -87,7 +113,7 @@ def _lossy(found: dict[str, Any]) -> list[str]:
         ]
         lines += [
             f"*What certifies on {name}*: {run['prompts']} prompts, answers of up to {run['tokens']} tokens; mean "
-            f"loss {means}. Samples of {run['rows'][0]['labels']} audited answers are drawn with",
+            f"loss {means}. {_whole(run)}Samples of {run['rows'][0]['labels']} audited answers are drawn with",
             "replacement, a plan is found and certified at 95 % on each; *over budget* counts those whose loss over "
             "all answers exceeds it.",
             "",
@@ -97,6 +123,13 @@ def _lossy(found: dict[str, Any]) -> list[str]:
             *_when({name: run}),
         ]
     return lines
+
+
+def _whole(run: dict[str, Any]) -> str:
+    """What variants take of the reference's time for an answer, its prompt included."""
+    took = run.get("answer_seconds") or {}
+    shares = ", ".join(f"{name} {s / took['fp32']:.2f}" for name, s in took.items() if name != "fp32")
+    return f"Time per answer, prompt included, of fp32's: {shares}. " if shares else ""
 
 
 def _when(found: dict[str, Any]) -> list[str]:

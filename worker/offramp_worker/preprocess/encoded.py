@@ -16,7 +16,7 @@ from offramp_core.errors import InvalidArgumentError, InvalidBundleError, Offram
 from offramp_worker.preprocess.images import Budget, check_steps, decoded, row_shape
 from offramp_worker.preprocess.texts import Text, TextReader, tokenizer_of
 
-MAX_REQUEST_PIXELS = 100_000_000  # of a request's images together: a second or two of decoding
+MAX_REQUEST_PIXELS = 64_000_000  # of a request's images together: about a second of decoding
 MAX_TEXT_BYTES = 256 * 1024  # a text is cut to some hundred tokens, after it was divided
 MAX_REQUEST_TEXT_BYTES = 4 * 1024 * 1024
 

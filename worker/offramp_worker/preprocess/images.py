@@ -16,7 +16,7 @@ from offramp_core.bundle import ImageSteps
 from offramp_core.errors import InvalidBundleError
 
 FORMATS = ("JPEG", "PNG")
-MAX_PIXELS = 25_000_000  # of one image, as it comes and as it is resized: Pillow takes four bytes for each
+MAX_PIXELS = 16_000_000  # of one image, as it comes and as it is resized: each takes four bytes, twice if converted
 MAX_SIDE = 8192  # that a bundle may ask for
 MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})  # of eight bits or fewer
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
@@ -133,7 +133,8 @@ def _resized(width: int, height: int, steps: ImageSteps) -> tuple[int, int]:
 def _row(image: Any, steps: ImageSteps) -> Pixels:
     from PIL import Image
 
-    plain = image.convert(steps.mode)
+    image.load()
+    plain = image if image.mode == steps.mode else image.convert(steps.mode)
     size = _resized(plain.width, plain.height, steps)
     if size != plain.size:
         plain = plain.resize(size, Image.Resampling(RESAMPLES.index(steps.resample)))
