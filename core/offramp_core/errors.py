@@ -27,6 +27,7 @@
     ├── ClosedError                         a request for generation comes at a bad time; says when to come again
     ├── BadRequestError                     a request is malformed; names the field
     │   └── UnsupportedEncodingError        its Content-Encoding is not understood
+    ├── UnreadableError                     a string of a request is no image or text that the model takes
     ├── RequestError                        a request for generation is malformed; names the field
     ├── SourceError                         the command line's source cannot be read or written
     └── RefusedError                        a command is not possible in the present state

@@ -120,7 +120,7 @@ class Reason(StrEnum):
 
     # --- promises
     WITHIN_OBJECTIVE = "WithinObjective", GOOD, "LatencyObjectiveMet=True", "The percentile you named is within your threshold."
-    OBJECTIVE_MISSED = "ObjectiveMissed", BAD, "LatencyObjectiveMet=False", "`LatencyObjectiveMet` is False: the percentile you named, from admission to reply, is above your threshold under the plan that serves.", "compare p95 with exits off; if requests queue, add workers"
+    OBJECTIVE_MISSED = "ObjectiveMissed", BAD, "LatencyObjectiveMet=False", "`LatencyObjectiveMet` is False: the percentile you named, from admission to reply, is above your threshold under the plan that serves; of generated answers the same of a time of tokens, and the message names it.", "compare p95 with exits off; if requests queue, add workers"
     WITHIN_BUDGET = "WithinBudget", GOOD, "AccuracyWithinBudget=True", "Audits do not show that the stable plan breaks its budget."
     EXITS_OFF = "ExitsOff", GOOD, "AccuracyWithinBudget=True event", "Every request is answered by the model itself, so nothing can disagree. As an Event: exits went off because the spec asks for it."
     BUDGET_EXCEEDED = "BudgetExceeded", BAD, "AccuracyWithinBudget=False", "`AccuracyWithinBudget` is False: audits prove with the budget's own confidence that the stable plan disagrees with the model more often than `maxDisagreement` allows.", "nothing by hand; to be sure at once, switch exits off"

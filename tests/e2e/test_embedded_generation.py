@@ -111,7 +111,9 @@ def test_generated_answers_are_certified_canaried_promoted_and_exact_again_when_
         return told["status"] == "True" and "time per token p95" in told["message"] and service.status()["observed"]
 
     tools.eventually(lambda: bool(times()), what="a verdict on the times of tokens", seconds=120, state=seen)
-    assert {"firstTokenP50", "firstTokenP95", "perTokenP50", "perTokenP95"} <= set(times())
+    seen_times = times()
+    assert {"firstTokenP50", "firstTokenP95", "perTokenP50", "perTokenP95", "tokensPerSecond"} <= set(seen_times)
+    assert any(not route["name"].startswith("fp32") for route in seen_times["routes"]), seen_times["routes"]
 
     service.write({**spec, "ramps": {"mode": "Disabled"}})
     tools.eventually(lambda: not is_lossy(plan_in_force(service)), what="the reference alone", seconds=60, state=seen)

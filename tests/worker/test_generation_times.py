@@ -8,14 +8,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import stories
 from generation import ONCE, GenerationServer, with_settings
 from processes import eventually
 
+from offramp_core.generation.admission import Limits, Pace
 from offramp_core.sketch import SecondsSketch
+from offramp_worker.generate.line import Line
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +92,19 @@ def test_a_request_whose_first_token_would_come_too_late_is_told_when_to_come_ag
             assert server.metric("refused_total", reason="first_token") == 1
         server.until_idle()
         assert server.complete(max_tokens=4).status_code == 200, "nobody is before it"
+
+
+def test_prompts_that_are_read_first_are_waited_for_and_longer_ones_are_not() -> None:
+    line = Line(Limits(running=4, first_token_seconds=10.0))
+    line.pace = Pace(reading=0.01, writing=0.05)
+    read = [SimpleNamespace(prompt_left=n, max_tokens=50, answer=SimpleNamespace(tokens=[])) for n in (100, 400, 2000)]
+    line.running.extend(cast(Any, read))
+    load = line.load(500)
+    # Half of the engine reads: 100 and 400 tokens of others, then 500 of its own.
+    assert (load.wait_seconds, load.reading_seconds) == (pytest.approx(10.0), pytest.approx(10.0))
+    assert line.load(50).wait_seconds == 0.0, "a short one passes them all"
+    line.running.append(cast(Any, SimpleNamespace(prompt_left=0, max_tokens=10, answer=SimpleNamespace(tokens=[]))))
+    assert line.load(500).wait_seconds == pytest.approx(4 * 10 * 0.05), "until the shortest of four has ended"
 
 
 @pytest.mark.parametrize(("objective", "most"), [(None, 6), (2.5 * STEP_SECONDS, 2)])

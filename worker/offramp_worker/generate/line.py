@@ -36,10 +36,10 @@ class Line:
         at_once = side_by_side(self._limits, self.pace)
         wait = until_turn([self._left(t) for t in self.running], [self._left(t) for t in self.waiting], at_once=at_once)
         # Prompts are read one at a time, the one with least left first, and share the engine with who writes.
-        before = sum(t.prompt_left for t in self.running if t.prompt_left <= prompt)
-        share = PROMPT_SHARE if len(self) and at_once > 1 else 1.0
-        reading = (before + prompt) * self.pace.reading / share
-        return Load(len(self.waiting), len(self.running), self.reply_bytes, wait, reading)
+        seconds = self.pace.reading / (PROMPT_SHARE if len(self) and at_once > 1 else 1.0)
+        if not wait:  # else those that run have read theirs by then
+            wait = seconds * sum(t.prompt_left for t in self.running if t.prompt_left <= prompt)
+        return Load(len(self.waiting), len(self.running), self.reply_bytes, wait, seconds * prompt)
 
     def _left(self, ticket: Ticket) -> float:
         """Seconds of the engine that it still needs, by expectation."""
