@@ -1,0 +1,32 @@
+"""Which certified plan serves where, and on how many workers: a pure planner for many services that share pools.
+
+parts.py     what is planned from: pools, services, columns (certified plan x pool x batch size)
+queueing.py  head-room: how much workers must be able to do beyond the demand, so that the objective holds
+forecast.py  the demand by the time a new worker would answer
+exact.py     one service at given pool prices, exactly
+shared.py    many services that share pools: prices, a bound, and a plan that fits
+planner.py   when workers stay, and the table of what was considered
+
+The operator does not use it yet: who scales a service is its own ``spec.autoscaling``. Decision 99 says what was tried.
+"""
+
+from offramp_core.fleet.forecast import Window, predicted_rate
+from offramp_core.fleet.parts import Caution, Column, Key, Pool, Service, Workers
+from offramp_core.fleet.planner import Considered, FleetPlan, ServicePlan, plan_fleet
+from offramp_core.fleet.queueing import headroom_rate
+
+__all__ = [
+    "Caution",
+    "Column",
+    "Considered",
+    "FleetPlan",
+    "Key",
+    "Pool",
+    "Service",
+    "ServicePlan",
+    "Window",
+    "Workers",
+    "headroom_rate",
+    "plan_fleet",
+    "predicted_rate",
+]

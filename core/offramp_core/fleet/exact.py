@@ -1,0 +1,226 @@
+"""The cheapest workers of one service at given pool prices, exactly: a small integer program for HiGHS.
+
+Each column that is used is a queue of its own, so that it pays its head-room once: with counts n and uses y in {0, 1}
+
+    minimize    sum price[pool] n
+    subject to  sum (worker rate n - head-room y) >= demand,    head-room y <= worker rate n,    n <= most y,
+
+and no more workers of a pool than it has. Most services are decided without the program: the best mixture of at most
+two columns is found by trying all, and a column leaves once a bound says that no mixture of three with it is cheaper.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+EXACT = 1e-6  # of the demand, which a solver may be off by
+PAIRS = 2_000_000  # counts of two columns that are tried; more of them are left to the program
+BEYOND = 2.0**40  # workers, more than any pool has
+SHORT_COST = 1e3  # of an unanswered request, in times of what answering it costs at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one service needs, over its J usable columns.
+
+    Attributes
+    ----------
+    rate : float
+        Requests per second, > 0.
+    worker_rate, headroom : (J,) float64
+        Requests per second.
+    pool : (J,) int64
+        Of P.
+    """
+
+    rate: float
+    worker_rate: Floats
+    headroom: Floats
+    pool: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Workers by column, workers by pool, and the requests per second that stay unanswered."""
+
+    counts: tuple[int, ...]
+    used: tuple[int, ...]
+    unmet: float = 0.0
+
+
+def answered(demand: Demand, counts: Ints) -> float:
+    """Requests per second that such workers answer in time."""
+    return float(np.maximum(demand.worker_rate * counts - demand.headroom, 0.0)[counts > 0].sum())
+
+
+def alone(demand: Demand) -> Ints:
+    """(J,) workers of each column that would answer the demand without any other."""
+    needed = np.ceil((demand.rate + demand.headroom) / demand.worker_rate * (1 - EXACT))
+    return np.minimum(needed, BEYOND).astype(np.int64)
+
+
+def cheapest(demand: Demand, *, prices: Floats, room: Ints) -> Choice | None:
+    """The workers that answer the whole demand at the lowest price; None where the room does not suffice.
+
+    Parameters
+    ----------
+    prices : (P,) float64
+        Of one worker, > 0.
+    room : (P,) int64
+        Workers that may be used of each pool.
+    """
+    price, needed = prices[demand.pool], alone(demand)
+    most = np.minimum(needed, room[demand.pool])
+    single = np.where(needed <= most, needed * price, np.inf)
+    best = np.zeros(len(price), dtype=np.int64)
+    bound = float(single.min())
+    if math.isfinite(bound):
+        best[int(np.argmin(single))] = needed[int(np.argmin(single))]
+    if len(price) > 1 and len(price) ** 2 * most.max() <= PAIRS:
+        best, bound = _best_pair(demand, price, most, room, best=best, bound=bound)
+        fewest = 3
+    else:
+        fewest = 2
+    mixed = _may_be_mixed(demand, price, bound, columns=fewest) & (most > 0)
+    if mixed.sum() >= fewest:
+        found = _program(demand, np.flatnonzero(mixed), price=price, room=room)
+        if found is not None and found @ price < bound * (1 - 1e-9):
+            return choice(demand, found, len(room))
+    return choice(demand, best, len(room)) if math.isfinite(bound) else None
+
+
+def least_short(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> Choice:
+    """What counts least, with unanswered requests at :func:`short_cost`: all of the demand, a part of it by one column
+    alone, or, where no workers would answer all of it, :func:`most_answered`."""
+    whole = cheapest(demand, prices=prices, room=room)
+    if whole is None:
+        return most_answered(demand, prices=prices, room=room, cost=cost)
+    price = prices[demand.pool]
+    counts = np.arange(0, max(int(np.minimum(alone(demand), room[demand.pool]).max()), 1) + 1)
+    able = np.maximum(demand.worker_rate[:, None] * counts - demand.headroom[:, None], 0.0)
+    unmet = np.maximum(demand.rate - able, 0.0)
+    weight = (unmet + np.maximum(unmet - demand.rate / 2, 0.0)) * short_cost(demand, cost)
+    counted = np.where(counts <= room[demand.pool][:, None], price[:, None] * counts + weight, np.inf)
+    column, n = np.unravel_index(int(np.argmin(counted)), counted.shape)
+    if counted[column, n] >= prices @ np.array(whole.used):
+        return whole
+    part = np.zeros(len(price), dtype=np.int64)
+    part[column] = counts[n]
+    return choice(demand, part, len(room))
+
+
+def most_answered(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> Choice:
+    """The workers that leave the least unanswered, then the cheapest of them. The first half of the demand counts
+    twice, so that no service gets everything while another one gets nothing.
+
+    ``cost`` is what workers cost; ``prices`` what they count. Where these are high, less is answered.
+    """
+    usable = np.flatnonzero(room[demand.pool] > 0)
+    if not len(usable):
+        return nothing(demand, len(room))
+    missed = short_cost(demand, cost)
+    found = _program(demand, usable, price=prices[demand.pool], room=room, missed=missed)
+    return nothing(demand, len(room)) if found is None else choice(demand, found, len(room))
+
+
+def nothing(demand: Demand, pools: int) -> Choice:
+    """No workers."""
+    return choice(demand, np.zeros(len(demand.pool), dtype=np.int64), pools)
+
+
+def short_cost(demand: Demand, prices: Floats) -> float:
+    """What one unanswered request per second counts, at given prices of workers."""
+    return SHORT_COST * float((prices[demand.pool] / demand.worker_rate).max())
+
+
+def weighed(demand: Demand, unmet: float) -> float:
+    """Unanswered requests per second, those of the first half of the demand twice."""
+    return unmet + max(0.0, unmet - demand.rate / 2)
+
+
+def choice(demand: Demand, counts: Ints, pools: int) -> Choice:
+    """What given counts use and leave."""
+    used = np.bincount(demand.pool, weights=counts, minlength=pools).astype(int)
+    unmet = demand.rate - answered(demand, counts)
+    return Choice(tuple(map(int, counts)), tuple(map(int, used)), unmet if unmet > 2 * EXACT * demand.rate else 0.0)
+
+
+def _best_pair(
+    demand: Demand, price: Floats, most: Ints, room: Ints, *, best: Ints, bound: float
+) -> tuple[Ints, float]:
+    """The best mixture of two columns where it is below ``bound``: every count of one, and what the other one adds."""
+    counts = np.arange(1, max(int(most.max()), 1) + 1)
+    rate, head = demand.worker_rate, demand.headroom
+    missing = demand.rate + head[:, None, None] + head[None, :, None] - rate[:, None, None] * counts
+    other = np.maximum(np.ceil(missing / rate[None, :, None] * (1 - EXACT)), 1.0)
+    fits = (counts <= most[:, None, None]) & (other <= most[None, :, None])
+    same = demand.pool[:, None] == demand.pool[None, :]
+    fits &= ~same[:, :, None] | (counts + other <= room[demand.pool][:, None, None])
+    fits &= ~np.eye(len(price), dtype=bool)[:, :, None]
+    cost = np.where(fits, price[:, None, None] * counts + price[None, :, None] * other, np.inf)
+    a, b, n = np.unravel_index(int(np.argmin(cost)), cost.shape)
+    if cost[a, b, n] < bound * (1 - 1e-9):
+        best = np.zeros(len(price), dtype=np.int64)
+        best[a], best[b] = counts[n], int(other[a, b, n])
+        bound = float(cost[a, b, n])
+    return best, bound
+
+
+def _may_be_mixed(demand: Demand, price: Floats, bound: float, *, columns: int) -> npt.NDArray[np.bool_]:
+    """Columns that some mixture of at least so many columns may hold whose price is below ``bound``.
+
+    A mixture with a column pays for one worker of it. For the rest of the demand and the head-rooms it pays at least
+    the lowest price of any request, and one worker of each other column.
+    """
+    keep = np.ones(len(price), dtype=bool)
+    while math.isfinite(bound) and keep.sum() >= columns:
+        lowest = (price / demand.worker_rate)[keep].min()
+        heads, prices = np.sort(demand.headroom[keep]), np.sort(price[keep])
+        others = heads[: columns - 1].sum()
+        rest = np.maximum(demand.rate + demand.headroom + others - demand.worker_rate, 0.0)
+        left = keep & (price + np.maximum(lowest * rest, prices[: columns - 1].sum()) < bound * (1 - 1e-9))
+        if (left == keep).all():
+            break
+        keep = left
+    return keep
+
+
+def _program(demand: Demand, columns: Ints, *, price: Floats, room: Ints, missed: float = 0.0) -> Ints | None:
+    """Counts of all columns with only ``columns`` used; None where there are none. Where a request may be missed, at
+    the price ``missed``, two more variables say how much of either half of the demand stays unanswered."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    rate, headroom = demand.worker_rate[columns], demand.headroom[columns]
+    most = np.minimum(alone(demand)[columns], room[demand.pool[columns]])
+    n, halves = len(columns), 2 if missed else 0
+    none = np.zeros((n, halves))
+    pools = np.array([demand.pool[columns] == p for p in range(len(room))], dtype=float)
+    rows = np.vstack(
+        [
+            np.r_[rate / demand.rate, -headroom / demand.rate, np.ones(halves)][None],
+            np.hstack([np.diag(rate / demand.rate), np.diag(-headroom / demand.rate), none]),
+            np.hstack([np.diag(-np.ones(n)), np.diag(most.astype(float)), none]),
+            np.hstack([pools, np.zeros((len(room), n + halves))]),
+        ]
+    )
+    least = np.r_[1.0, np.zeros(2 * n), np.full(len(room), -np.inf)]
+    limit = np.r_[np.full(1 + 2 * n, np.inf), room.astype(float)]
+    unit = price.max()
+    parts = np.array([1.0, 2.0])[:halves] * missed * demand.rate / unit
+    result = milp(
+        np.r_[price[columns] / unit, np.zeros(n), parts],
+        constraints=LinearConstraint(rows, least, limit),
+        integrality=np.r_[np.ones(2 * n), np.zeros(halves)],
+        bounds=Bounds(0.0, np.r_[most.astype(float), np.ones(n), np.full(halves, 0.5)]),
+    )
+    if result.x is None:
+        return None
+    counts = np.zeros(len(price), dtype=np.int64)
+    counts[columns] = np.round(result.x[:n]).astype(np.int64)
+    return counts

@@ -1,0 +1,446 @@
+"""The fleet planner: never more than there is, never dearer than need be, and no change that does not pay."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.fleet import (
+    Caution,
+    Column,
+    FleetPlan,
+    Key,
+    Pool,
+    Service,
+    Window,
+    Workers,
+    headroom_rate,
+    plan_fleet,
+    predicted_rate,
+)
+
+EXACTLY = Caution(spare=0.0, slack=0.0)
+GIB = 1 << 30
+
+
+def pool(name: str = "cpu", cost: float = 1.0, most: int = 100) -> Pool:
+    return Pool(name=name, cost_per_hour=cost, max_workers=most, worker_memory_bytes=GIB)
+
+
+def column(plan: str = "exits", where: str = "cpu", rate: float = 100.0, batch: int = 1, **other: float) -> Column:
+    given = {"certified_disagreement": 0.01, "memory_bytes": 1 << 20, "startup_seconds": 20.0, **other}
+    return Column(
+        key=Key(plan=plan, pool=where, batch_size=batch),
+        batch_seconds=batch / rate,
+        worker_rate=rate,
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def service(*columns: Column, rate: float = 250.0, name: str = "images", **other: float) -> Service:
+    given = {"arrival_variation": 1.0, "latency_seconds": 0.2, "max_disagreement": 0.02, **other}
+    return Service(
+        name=name,
+        rate=rate,
+        predicted_rate=given.pop("predicted_rate", rate),
+        columns=columns or (column(),),
+        **given,
+    )
+
+
+def random_fleet(seed: int, *, services: int, room: tuple[int, int, int]) -> tuple[list[Service], list[Pool]]:
+    """Three pools, and for each service five variants on each in two batch sizes."""
+    rng = np.random.default_rng(seed)
+    pools = [pool(name, cost, most) for name, cost, most in zip("abc", (1.0, 2.5, 6.0), room, strict=True)]
+    return [random_service(rng, f"s{i}") for i in range(services)], pools
+
+
+def random_service(rng: np.random.Generator, name: str) -> Service:
+    base, speeds = rng.uniform(20, 100), np.array([1, 2.7, 7.0]) * rng.uniform(0.7, 1.3, 3)
+    columns = [
+        column(f"v{v}", where, base * faster * speed * batch / (0.5 + 0.5 * batch), batch)
+        for v, faster in enumerate(np.sort(rng.uniform(0.8, 2.5, 5)))
+        for where, speed in zip("abc", speeds, strict=True)
+        for batch in (1, 4)
+    ]
+    variation = rng.uniform(1, 4)
+    return service(*columns, rate=rng.lognormal(5, 1.2), name=name, arrival_variation=variation)
+
+
+def workers(plan: FleetPlan) -> dict[str, tuple[Workers, ...]]:
+    return {one.service: one.workers for one in plan.services}
+
+
+# --- the cheapest ----------------------------------------------------------------------------------
+
+
+@st.composite
+def small_services(draw: st.DrawFn, name: str) -> Service:
+    rates = draw(st.lists(st.floats(20, 200), min_size=1, max_size=3))
+    columns = [column(f"v{i}", draw(st.sampled_from("ab")), rate) for i, rate in enumerate(rates)]
+    variation = draw(st.floats(0, 8))
+    return service(*columns, rate=draw(st.floats(1, 600)), name=name, arrival_variation=variation)
+
+
+@st.composite
+def small_pools(draw: st.DrawFn) -> list[Pool]:
+    return [pool(name, draw(st.floats(0.5, 4)), draw(st.integers(0, 4))) for name in "ab"]
+
+
+def every_choice(one: Service, pools: list[Pool]) -> list[tuple[float, tuple[int, ...], float]]:
+    """(cost, workers by pool, answered rate) of all counts, as the definitions of a column and of head-room say."""
+    found = []
+    most = {p.name: p.max_workers for p in pools}
+    for counts in itertools.product(*(range(most[c.key.pool] + 1) for c in one.columns)):
+        used = tuple(sum(n for n, c in zip(counts, one.columns, strict=True) if c.key.pool == p.name) for p in pools)
+        if all(n <= p.max_workers for n, p in zip(used, pools, strict=True)):
+            able = [n * c.worker_rate - headroom_rate(one, c) for n, c in zip(counts, one.columns, strict=True) if n]
+            cost = sum(n * p.cost_per_hour for n, p in zip(used, pools, strict=True))
+            found.append((cost, used, sum(max(0.0, rate) for rate in able)))
+    return found
+
+
+@settings(max_examples=40)
+@given(small_services("one"), small_pools())
+def test_one_service_gets_what_trying_all_finds_and_is_told_the_least_that_stays_unanswered(
+    one: Service, pools: list[Pool]
+) -> None:
+    tried = every_choice(one, pools)
+    plan = plan_fleet([one], pools, caution=EXACTLY)
+    enough = [cost for cost, _, rate in tried if rate >= one.demand * (1 + 1e-5)]
+    if enough:
+        assert plan.unmet_rate == 0
+        assert plan.cost_per_hour <= min(enough) * (1 + 1e-6)
+        assert min(cost for cost, _, rate in tried if rate >= one.demand * (1 - 1e-5)) <= plan.cost_per_hour * (
+            1 + 1e-6
+        )
+    elif all(rate < one.demand * (1 - 1e-5) for _, _, rate in tried):
+        assert plan.unmet_rate == pytest.approx(one.demand - max(rate for *_, rate in tried), rel=1e-3, abs=1e-3)
+
+
+@settings(max_examples=40)
+@given(small_services("one"), small_services("two"), small_pools())
+def test_the_bound_of_two_services_is_below_what_trying_all_finds_and_their_plan_is_not(
+    one: Service, two: Service, pools: list[Pool]
+) -> None:
+    plan = plan_fleet([one, two], pools, caution=EXACTLY)
+    best = math.inf
+    choices = [[c for c in every_choice(s, pools) if c[2] >= s.demand * (1 - 1e-5)] for s in (one, two)]
+    for (cost, used, _), (cost_two, used_two, _) in itertools.product(*choices):
+        if all(a + b <= p.max_workers for a, b, p in zip(used, used_two, pools, strict=True)):
+            best = min(best, cost + cost_two)
+    if plan.bound_per_hour is not None:
+        assert plan.bound_per_hour <= best * (1 + 1e-6)
+        assert best <= plan.cost_per_hour * (1 + 1e-6)
+    assert all(plan.workers_by_pool[p.name] <= p.max_workers for p in pools)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scarce_pools_are_shared_within_three_percent_of_the_bound(seed: int) -> None:
+    services, pools = random_fleet(seed, services=40, room=(1000, 1000, 1000))
+    free = plan_fleet(services, pools)
+    tight = [replace(p, max_workers=int(0.8 * free.workers_by_pool[p.name])) for p in pools[:1]] + pools[1:]
+    plan = plan_fleet(services, tight)
+    assert plan.unmet_rate == 0
+    assert plan.bound_per_hour is not None
+    assert plan.bound_per_hour * (1 - 1e-9) <= plan.cost_per_hour <= 1.03 * plan.bound_per_hour
+    assert free.cost_per_hour < plan.cost_per_hour
+    assert plan.worth_per_hour["a"] > 0 == plan.worth_per_hour["c"]
+
+
+@given(small_services("one"), st.floats(1, 3))
+def test_more_demand_and_a_shorter_objective_never_cost_less(one: Service, times: float) -> None:
+    pools = [pool("a", 1.0), pool("b", 1.7)]
+    cost = plan_fleet([one], pools).cost_per_hour
+    more = replace(one, rate=one.rate * times, predicted_rate=one.rate * times)
+    assert plan_fleet([more], pools).cost_per_hour >= cost * (1 - 1e-9)
+    sooner = replace(one, latency_seconds=one.latency_seconds / times)
+    plan = plan_fleet([sooner], pools)
+    assert plan.unmet_rate > 0 or plan.cost_per_hour >= cost * (1 - 1e-9)
+
+
+@given(small_services("one"), small_pools())
+def test_more_room_never_costs_more_nor_answers_less(one: Service, pools: list[Pool]) -> None:
+    before = plan_fleet([one], pools, caution=EXACTLY)
+    after = plan_fleet([one], [replace(p, max_workers=p.max_workers + 3) for p in pools], caution=EXACTLY)
+    assert after.unmet_rate <= before.unmet_rate + 1e-3
+    if before.unmet_rate == 0:
+        assert after.cost_per_hour <= before.cost_per_hour * (1 + 1e-9)
+
+
+# --- only what can be started ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fleet_that_is_too_small_is_used_up_and_says_what_is_missing(seed: int) -> None:
+    services, pools = random_fleet(seed, services=30, room=(8, 4, 2))
+    plan = plan_fleet(services, pools)
+    assert plan.workers_by_pool == {"a": 8, "b": 4, "c": 2}
+    assert plan.bound_per_hour is None
+    assert 0 < plan.unmet_rate < sum(one.demand for one in services)
+    for one in plan.services:
+        assert one.answered_rate + one.unmet_rate >= one.demand * (1 - 1e-5)
+        assert not one.unmet_rate or "stay unanswered" in one.reason
+
+
+def test_two_services_that_compete_for_the_last_workers_both_get_some() -> None:
+    both = [service(name=name, rate=400.0) for name in ("one", "two")]
+    plan = plan_fleet(both, [pool(most=6)])
+    assert [one.workers[0].count for one in plan.services] == [3, 3]
+
+
+def test_one_service_that_asks_too_much_takes_nothing_from_those_on_other_pools() -> None:
+    greedy, modest = service(rate=1e6, name="greedy"), service(column(where="gpu"), name="modest")
+    plan = plan_fleet([greedy, modest], [pool(most=5), pool("gpu", 4.0)])
+    assert plan.services[0].workers[0].count == 5
+    assert plan.services[0].unmet_rate > 9e5
+    assert plan.services[1].unmet_rate == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (column("bold", certified_disagreement=0.03, rate=900.0), "above the budget"),
+        (column("large", memory_bytes=2 * GIB, rate=900.0), "bytes"),
+        (column("slow", batch=100, rate=900.0), "of the objective"),
+        (column("away", where="gone", rate=900.0), "has no workers"),
+        (column("weak", rate=80.0), "answers as much or more"),
+    ],
+)
+def test_what_may_not_serve_is_a_row_with_its_reason(bad: Column, reason: str) -> None:
+    plan = plan_fleet([service(column(), bad)], [pool(), pool("gone", 0.01, 0)])
+    good, refused = plan.services[0].considered
+    assert good.workers > 0
+    assert refused.workers == 0
+    assert refused.workers_alone is None
+    assert reason in refused.reason
+
+
+def test_the_more_accurate_of_two_equally_fast_plans_serves() -> None:
+    careful, bold = column("careful", certified_disagreement=0.002), column("bold")
+    for columns in ((careful, bold), (bold, careful)):
+        assert plan_fleet([service(*columns)], [pool()]).services[0].workers[0].key.plan == "careful"
+
+
+def test_a_service_without_columns_or_without_demand_has_no_workers_and_says_why() -> None:
+    silent = service(rate=0.0, name="silent")
+    lost = service(column(certified_disagreement=0.5), name="lost")
+    plan = plan_fleet([silent, lost], [pool()])
+    assert [one.workers for one in plan.services] == [(), ()]
+    assert [one.unmet_rate for one in plan.services] == [0, 250]
+    assert "nothing is asked" in plan.services[0].reason
+    assert "no column may serve" in plan.services[1].reason
+    assert plan_fleet([], []).cost_per_hour == 0
+
+
+# --- changes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ten_percent_noise_changes_nothing_over_ten_windows(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    services, pools = random_fleet(seed, services=20, room=(400, 100, 40))
+    noisy = {s.name: s.rate * (1 + rng.uniform(-0.1, 0.1, 30)) for s in services}
+    current: dict[str, tuple[Workers, ...]] = {}
+    changes = []
+    for now in range(20, 30):
+        seen = []
+        for one in services:
+            windows = [Window(ended_at=60.0 * i, seconds=60.0, rate=noisy[one.name][i]) for i in range(now)]
+            rate = predicted_rate(windows, now=60.0 * now, lead_seconds=60.0)
+            seen.append(replace(one, rate=rate, predicted_rate=rate))
+        plan = plan_fleet(seen, pools, current=current)
+        changes.append(sum(one.changed for one in plan.services))
+        current = workers(plan)
+    assert changes == [20] + [0] * 9
+
+
+def test_workers_that_no_longer_suffice_are_joined_by_others_at_once() -> None:
+    first = plan_fleet([service()], [pool()])
+    second = plan_fleet([service(rate=1000.0)], [pool()], current=workers(first))
+    assert second.services[0].changed
+    assert second.unmet_rate == 0
+
+
+def test_workers_go_when_demand_falls_far_and_stay_when_it_falls_a_little() -> None:
+    first = plan_fleet([service(rate=2000.0)], [pool()])
+    little = plan_fleet([service(rate=1850.0)], [pool()], current=workers(first))
+    far = plan_fleet([service(rate=900.0)], [pool()], current=workers(first))
+    assert workers(little) == workers(first)
+    assert far.cost_per_hour < 0.6 * first.cost_per_hour
+
+
+def test_a_change_must_earn_its_start_up_within_the_horizon() -> None:
+    quick, slow = column(startup_seconds=5.0), column(startup_seconds=900.0)
+    for col, moves in ((quick, True), (slow, False)):
+        now = {"images": [Workers(key=col.key, count=9)]}
+        plan = plan_fleet([service(col)], [pool()], current=now)
+        assert plan.services[0].changed is moves
+    assert "a change would cost" in plan.services[0].reason
+
+
+@pytest.mark.parametrize("lost", ["a pool that is gone", "a plan that lost its certificate", "a column nobody knows"])
+def test_workers_that_may_no_longer_serve_are_replaced(lost: str) -> None:
+    cheap, dear = column("cheap", where="spot"), column("dear")
+    first = plan_fleet([service(cheap, dear)], [pool(), pool("spot", 0.2)])
+    assert {w.key.plan for w in first.services[0].workers} == {"cheap"}
+    spot = pool("spot", 0.2, 0 if lost == "a pool that is gone" else 100)
+    if lost == "a plan that lost its certificate":
+        cheap = replace(cheap, certified_disagreement=1.0)
+    columns = (dear,) if lost == "a column nobody knows" else (cheap, dear)
+    second = plan_fleet([service(*columns)], [pool(), spot], current=workers(first))
+    assert {w.key.plan for w in second.services[0].workers} == {"dear"}
+    assert second.unmet_rate == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pool_that_shrinks_under_serving_workers_is_never_overdrawn(seed: int) -> None:
+    services, pools = random_fleet(seed, services=20, room=(200, 60, 20))
+    first = plan_fleet(services, pools)
+    less = [replace(p, max_workers=first.workers_by_pool[p.name] * 2 // 3) for p in pools[:1]] + pools[1:]
+    second = plan_fleet(services, less, current=workers(first))
+    assert all(second.workers_by_pool[p.name] <= p.max_workers for p in less)
+    assert 0 < sum(one.changed for one in second.services) < len(services)
+
+
+def test_the_order_of_services_and_pools_does_not_matter_for_the_cost() -> None:
+    services, pools = random_fleet(7, services=15, room=(400, 100, 40))
+    there, back = plan_fleet(services, pools), plan_fleet(services[::-1], pools[::-1])
+    assert there.cost_per_hour == pytest.approx(back.cost_per_hour, rel=0.01)
+
+
+# --- head-room -------------------------------------------------------------------------------------
+
+
+def late_share(arrivals: np.ndarray, *, count: int, batch: int, seconds: float, latency: float) -> float:
+    """Of workers that start a batch of what waits as soon as they are free; each batch takes as long as a full one."""
+    free, i, late = [0.0] * count, 0, 0
+    while i < len(arrivals):
+        begin = max(heapq.heappop(free), arrivals[i])
+        end = min(i + batch, int(np.searchsorted(arrivals, begin, "right")))
+        late += int((begin + seconds - arrivals[i:end] > latency).sum())
+        heapq.heappush(free, begin + seconds)
+        i = max(end, i + 1)
+    return late / len(arrivals)
+
+
+@pytest.mark.parametrize("variation", [1.0, 5.0])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("rate", [30.0, 300.0, 1500.0])
+def test_the_head_room_keeps_the_share_of_late_requests(variation: float, batch: int, rate: float) -> None:
+    """Arrivals are renewals: the squared variation of their gaps is the dispersion of their counts."""
+    one = service(column(batch=batch), rate=rate, arrival_variation=variation)
+    plan = plan_fleet([one], [pool()], caution=EXACTLY).services[0]
+    rng = np.random.default_rng(3)
+    often = 0.5 * (1 + math.sqrt((variation - 1) / (variation + 1)))
+    scale = np.where(rng.random(40_000) < often, 1 / (2 * often), 1 / (2 * (1 - often) if often < 1 else 1))
+    arrivals = np.cumsum(rng.exponential(scale / rate))
+    count = plan.workers[0].count
+    late = late_share(arrivals, count=count, batch=batch, seconds=batch / 100, latency=one.latency_seconds)
+    assert late <= one.late_share
+    fewest = math.ceil(rate / 100)
+    assert count <= max(1.5 * fewest, fewest + 3)
+
+
+# --- demand ----------------------------------------------------------------------------------------
+
+
+def windows(rates: list[float], *, until: float = 0.0) -> list[Window]:
+    return [Window(ended_at=until - 60.0 * i, seconds=60.0, rate=rate) for i, rate in enumerate(reversed(rates))]
+
+
+def test_a_burst_is_believed_at_once_and_chance_is_not() -> None:
+    assert predicted_rate(windows([100.0] * 9 + [400.0]), now=0, lead_seconds=60) == 400
+    assert predicted_rate(windows([100.0] * 7 + [120.0] * 3), now=0, lead_seconds=60) == 120
+    assert predicted_rate(windows([100.0] * 9 + [110.0]), now=0, lead_seconds=60) == 101
+    assert predicted_rate(windows([0.1] * 9 + [0.2]), now=0, lead_seconds=60) == pytest.approx(0.11)
+    assert predicted_rate([], now=0, lead_seconds=60) == 0
+
+
+def test_what_came_at_this_time_of_earlier_days_is_expected_again_but_one_special_day_is_not() -> None:
+    day = 86400.0
+    calm = windows([10.0] * 10)
+    usual = [Window(ended_at=-d * day + 120, seconds=60.0, rate=50.0) for d in (1, 2, 3)]
+    assert predicted_rate(calm + usual, now=0, lead_seconds=180) == 50
+    assert predicted_rate(calm + usual, now=0, lead_seconds=30) == 10
+    special = [replace(usual[0], rate=900.0), replace(usual[1], rate=10.0), replace(usual[2], rate=12.0)]
+    assert predicted_rate(calm + special, now=0, lead_seconds=180) == 12
+
+
+def test_the_future_and_the_order_of_windows_change_nothing() -> None:
+    past = windows([100.0, 90.0, 110.0, 100.0])
+    later = Window(ended_at=60.0, seconds=60.0, rate=1e6)
+    level = predicted_rate(past, now=0, lead_seconds=60)
+    assert predicted_rate([later, *reversed(past)], now=0, lead_seconds=60) == level
+
+
+# --- bad input -------------------------------------------------------------------------------------
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        (pool(), "name", ""),
+        (pool(), "cost_per_hour", 0),
+        (pool(), "cost_per_hour", NAN),
+        (pool(), "cost_per_hour", "1"),
+        (pool(), "max_workers", -1),
+        (pool(), "max_workers", 10**9),
+        (service(), "rate", 1e300),
+        (pool(), "max_workers", 1.5),
+        (pool(), "max_workers", True),
+        (pool(), "worker_memory_bytes", 0),
+        (column(), "batch_seconds", 0.0),
+        (column(), "worker_rate", math.inf),
+        (column(), "worker_rate", 100.1),
+        (column(), "certified_disagreement", 1.1),
+        (column(), "certified_disagreement", None),
+        (column(), "memory_bytes", -1),
+        (column(), "startup_seconds", -1.0),
+        (column(), "batch_variation", NAN),
+        (column().key, "plan", ""),
+        (column().key, "pool", 3),
+        (column().key, "batch_size", 0),
+        (service(), "rate", -1.0),
+        (service(), "predicted_rate", NAN),
+        (service(), "arrival_variation", -1.0),
+        (service(), "latency_seconds", 0.0),
+        (service(), "late_share", 0.0),
+        (service(), "late_share", 1.0),
+        (service(), "max_disagreement", -0.1),
+        (service(), "columns", (column(), column())),
+        (Workers(key=column().key, count=1), "count", 0),
+        (Caution(), "spare", -0.1),
+        (Caution(), "slack", 0.05),
+        (Caution(), "horizon_seconds", 0.0),
+        (windows([1.0])[0], "rate", NAN),
+        (windows([1.0])[0], "seconds", 0.0),
+        (windows([1.0])[0], "ended_at", math.inf),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_name_of_its_field(part: object, field: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"{type(part).__name__}\.{field}\b"):
+        replace(part, **{field: value})  # type: ignore[type-var]
+
+
+def test_names_that_stand_twice_or_lead_nowhere_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="services names images twice"):
+        plan_fleet([service(), service()], [pool()])
+    with pytest.raises(InvalidArgumentError, match="pools names cpu twice"):
+        plan_fleet([service()], [pool(), pool()])
+    with pytest.raises(InvalidArgumentError, match=r"services\['images'\].columns names the pool 'cpu'"):
+        plan_fleet([service()], [pool("gpu")])
+    with pytest.raises(InvalidArgumentError, match="current names the service 'other'"):
+        plan_fleet([service()], [pool()], current={"other": []})
+    with pytest.raises(InvalidArgumentError, match="lead_seconds"):
+        predicted_rate([], now=0, lead_seconds=NAN)
