@@ -16,7 +16,7 @@ import stories
 from generation import ONCE, GenerationServer, with_settings
 from processes import eventually
 
-from offramp_core.generation.admission import Limits, Pace
+from offramp_core.generation.admission import AdmissionLimits, GenerationPace
 from offramp_core.sketch import SecondsSketch
 from offramp_worker.generate.line import Line
 
@@ -95,8 +95,8 @@ def test_a_request_whose_first_token_would_come_too_late_is_told_when_to_come_ag
 
 
 def test_prompts_that_are_read_first_are_waited_for_and_longer_ones_are_not() -> None:
-    line = Line(Limits(running=4, first_token_seconds=10.0))
-    line.pace = Pace(reading=0.01, writing=0.05)
+    line = Line(AdmissionLimits(running=4, first_token_seconds=10.0))
+    line.pace = GenerationPace(reading=0.01, writing=0.05)
     read = [SimpleNamespace(prompt_left=n, max_tokens=50, answer=SimpleNamespace(tokens=[])) for n in (100, 400, 2000)]
     line.running.extend(cast(Any, read))
     load = line.load(500)
