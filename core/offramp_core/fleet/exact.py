@@ -27,21 +27,14 @@ SHORT_COST = 1e3  # of an unanswered request, in times of what answering it cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one service needs, over its J usable columns.
+    """What one service needs, over its J usable columns."""
 
-    Attributes
-    ----------
-    rate : float
-        Requests per second, > 0.
-    worker_rate, headroom : (J,) float64
-        Requests per second.
-    pool : (J,) int64
-        Of P.
-    """
-
+    #: Requests per second, > 0.
     rate: float
+    #: worker_rate and headroom: (J,) float64; requests per second.
     worker_rate: Floats
     headroom: Floats
+    #: (J,) int64. Of P.
     pool: Ints
 
 

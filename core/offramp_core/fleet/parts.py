@@ -13,21 +13,14 @@ MOST_WORKERS, MOST_RATE, MOST_VARIATION = 100_000, 1e9, 1e6  # beyond which figu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One kind of hardware.
-
-    Attributes
-    ----------
-    cost_per_hour : float
-        Of one worker, > 0.
-    max_workers : int
-        Of all services together; 0 for a pool that is gone.
-    worker_memory_bytes : int
-        What one worker may take.
-    """
+    """One kind of hardware."""
 
     name: str
+    #: Of one worker, > 0.
     cost_per_hour: float
+    #: Of all services together; 0 for a pool that is gone.
     max_workers: int
+    #: What one worker may take.
     worker_memory_bytes: int
 
     def __post_init__(self) -> None:
@@ -56,28 +49,19 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """What one worker does under a certified plan on a pool, as measured there.
-
-    Attributes
-    ----------
-    batch_seconds : float
-        One full batch.
-    worker_rate : float
-        Requests per second that a worker answers when it never waits; at most ``batch_size / batch_seconds``.
-    certified_disagreement : float
-        Of this plan alone, a fraction: a mixture's average proves nothing where the choice depends on the input.
-    startup_seconds : float
-        From the decision to the first answer.
-    batch_variation : float
-        Squared coefficient of variation of a batch's seconds; 0 for batches that always take as long.
-    """
+    """What one worker does under a certified plan on a pool, as measured there."""
 
     key: Key
+    #: One full batch.
     batch_seconds: float
+    #: Requests per second that a worker answers when it never waits; at most ``batch_size / batch_seconds``.
     worker_rate: float
+    #: Of this plan alone, a fraction: a mixture's average proves nothing where the choice depends on the input.
     certified_disagreement: float
     memory_bytes: int
+    #: From the decision to the first answer.
     startup_seconds: float
+    #: Squared coefficient of variation of a batch's seconds; 0 for batches that always take as long.
     batch_variation: float = 0.0
 
     def __post_init__(self) -> None:
@@ -97,26 +81,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What is asked of a service, what was promised, and what may serve it.
-
-    Attributes
-    ----------
-    rate, predicted_rate : float
-        Requests per second now, and at the time by which a worker that is started now would answer; see
-        :func:`offramp_core.fleet.predicted_rate`.
-    arrival_variation : float
-        Variance of the number of arrivals in a window divided by its mean, as measured (1: Poisson).
-    latency_seconds, late_share : float
-        At most this share of the requests may take longer than so.
-    max_disagreement : float
-        The budget that every column must keep by itself.
-    """
+    """What is asked of a service, what was promised, and what may serve it."""
 
     name: str
+    #: rate and predicted_rate: requests per second now, and at the time by which a worker that is started now would
+    #: answer; see :func:`offramp_core.fleet.predicted_rate`.
     rate: float
     predicted_rate: float
+    #: Variance of the number of arrivals in a window divided by its mean, as measured (1: Poisson).
     arrival_variation: float
+    #: latency_seconds and late_share: at most this share of the requests may take longer than so.
     latency_seconds: float
+    #: The budget that every column must keep by itself.
     max_disagreement: float
     columns: tuple[Column, ...]
     late_share: float = 0.01
@@ -150,20 +126,13 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caution:
-    """When a plan that serves is left for another one.
+    """When a plan that serves is left for another one."""
 
-    Attributes
-    ----------
-    spare : float
-        A new plan answers so much more than the demand, as a fraction of it.
-    slack : float
-        A plan that answers the demand is left only where answering the demand with this fraction more would be cheaper.
-    horizon_seconds : float
-        In which a change must earn what starting its workers, and later those that it stops, costs.
-    """
-
+    #: A new plan answers so much more than the demand, as a fraction of it.
     spare: float = 0.10
+    #: A plan that answers the demand is left only where answering the demand with this fraction more would be cheaper.
     slack: float = 0.25
+    #: In which a change must earn what starting its workers, and later those that it stops, costs.
     horizon_seconds: float = 600.0
 
     def __post_init__(self) -> None:

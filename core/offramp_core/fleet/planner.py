@@ -36,24 +36,19 @@ class Considered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlan:
-    """The workers of one service.
-
-    Attributes
-    ----------
-    demand, answered_rate, unmet_rate, headroom_rate : float
-        Requests per second: asked for; answered in time by these workers; the demand beyond that; and what the workers
-        can do beyond ``answered_rate``, kept free so that the objective holds.
-    changed : bool
-        Whether these are not the workers that serve now.
-    """
+    """The workers of one service."""
 
     service: str
     workers: tuple[Workers, ...]
     cost_per_hour: float
+    #: demand, answered_rate, unmet_rate and headroom_rate: requests per second: asked for; answered in time by these
+    #: workers; the demand beyond that; and what the workers can do beyond ``answered_rate``, kept free so that the
+    #: objective holds.
     demand: float
     answered_rate: float
     unmet_rate: float
     headroom_rate: float
+    #: Whether these are not the workers that serve now.
     changed: bool
     reason: str
     considered: tuple[Considered, ...] = field(repr=False)
