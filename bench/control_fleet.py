@@ -34,9 +34,9 @@ from offramp_core.protocol import Arm as ArmName
 from offramp_core.protocol import ArmCounts, ArmPlan, Observations, PlanDocument, RecordBlock, WorkerState
 from offramp_core.sketch import bucket_index
 from offramp_core.tuning import TuningOutcome
-from offramp_worker.engine.arms import canary_drawn
-from offramp_worker.engine.breaker import Breaker
-from offramp_worker.engine.counters import KEPT_EPOCHS, ArmCounter
+from offramp_worker.engine.accounts.counters import KEPT_EPOCHS, ArmCounter
+from offramp_worker.engine.arms.arms import canary_drawn
+from offramp_worker.engine.arms.breaker import Breaker
 
 PULL_SECONDS = 1.0  # between two passes while a rollout is under way
 QUIET_PULL_SECONDS = 10.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 from offramp_core.control.objects import Config, Rollout, Service
 from offramp_core.control.outcome import Objects, carried_out
 from offramp_core.control.snapshot import Decision, Event
-from offramp_core.control.watch import Watch
+from offramp_core.control.stable.watch import Watch
 from offramp_core.protocol import PlanDocument
 
 

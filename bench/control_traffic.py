@@ -31,8 +31,8 @@ from bench.control_year import BUSY_SECONDS, DAY, KEPT_RECORDS, RAMPS, DayWorker
 from bench.provenance import provenance
 from bench.replays import OUT as OUT_FOLDER
 from bench.replays import RECORDS
-from offramp_core.control import tuner
 from offramp_core.control.snapshot import Load, RecordStore
+from offramp_core.control.tuning import tuner
 from offramp_core.evidence import detector
 from offramp_core.protocol import PlanDocument
 

@@ -35,7 +35,7 @@ from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, Observations, PlanDocument, RecordBlock, WorkerState
 from offramp_core.sketch import bucket_index, bucket_seconds
 from offramp_core.tuning import TuningOutcome, tune
-from offramp_worker.engine.counters import KEPT_EPOCHS, ArmCounter
+from offramp_worker.engine.accounts.counters import KEPT_EPOCHS, ArmCounter
 
 Outcomes = npt.NDArray[np.bool_]
 

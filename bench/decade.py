@@ -25,10 +25,10 @@ from bench.control_fleet import MANIFEST, service_of
 from bench.control_world import BACKBONE, RAMP_SET
 from bench.replays import OUT as OUT_FOLDER
 from bench.report.streams import span
-from offramp_core.control.audit import eager_rate, quiet_rate
 from offramp_core.control.objects import Config, ConfigStatus, Service, TuningStatus
 from offramp_core.control.snapshot import Gathered, Load, Observed, RecordStore, Snapshot
-from offramp_core.control.tuner import TunerView, tune_or_wait
+from offramp_core.control.stable.audit import eager_rate, quiet_rate
+from offramp_core.control.tuning.tuner import TunerView, tune_or_wait
 from offramp_core.plan import exits_off_plan
 from offramp_core.reasons import Reason
 from offramp_core.records import ExitCosts, Records

@@ -50,10 +50,10 @@ from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_core.uncertainty import ExitTest, exit_test
 from offramp_worker.bundle.lengths import by_length, pad_rows, typical_batch
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.execute import Leave, Runnable, run_exact, run_stages
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.prepare.pricing import Priced, opener
-from offramp_worker.prepare.profiling import Job, clock_of, jobs_of, time_jobs
+from offramp_worker.engine.execution.execute import Leave, Runnable, run_exact, run_stages
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.prepare.measuring.pricing import Priced, opener
+from offramp_worker.prepare.measuring.profiling import Job, clock_of, jobs_of, time_jobs
 
 BATCHES = (1, 4, 16, 32)
 BUDGET = 0.01

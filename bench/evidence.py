@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from offramp_core.control.gates import GateInput, harmful_rates, slowness
 from offramp_core.control.objects import ArmTally, BothArms
+from offramp_core.control.rollouts.gates import GateInput, harmful_rates, slowness
 from offramp_core.evidence import betting, detector, intervals, one_arm, savings, two_arm
 from offramp_core.evidence.exposure import audits_needed, judged_batches_needed, rejection_count
 from offramp_core.evidence.slow import BatchShape, judged, slow_limits

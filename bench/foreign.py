@@ -41,11 +41,11 @@ from offramp_core.search.placement import best_plan
 from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_worker.bundle.lengths import by_length, pad_rows, used_length
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.prepare import pipeline
+from offramp_worker.prepare.heads.selection import select_ramps
 from offramp_worker.prepare.pipeline import PrepareRequest, read_inputs
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.selection import select_ramps
 
 BUDGET = 0.01
 UNLABELLED = 2_000

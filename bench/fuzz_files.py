@@ -273,7 +273,7 @@ def _serve(folder: Path) -> str:
     import onnxruntime as ort
 
     from offramp_worker.bundle.load import check_files, load_bundle
-    from offramp_worker.engine.sessions import Sessions
+    from offramp_worker.engine.execution.sessions import Sessions
 
     check_files(folder)
     bundle = load_bundle(folder)
@@ -304,7 +304,7 @@ def _read_archive(case: Path) -> str:
 
 
 def _read_program(case: Path) -> str:
-    from offramp_worker.prepare.sources import load_backbone
+    from offramp_worker.prepare.source.sources import load_backbone
 
     backbone = load_backbone(str(case / "m.pt2"), ROWS)
     return _answered(backbone)
@@ -313,7 +313,7 @@ def _read_program(case: Path) -> str:
 def _read_onnx(case: Path) -> str:
     import onnxruntime as ort
 
-    from offramp_worker.prepare.sources import load_backbone
+    from offramp_worker.prepare.source.sources import load_backbone
 
     backbone = load_backbone(str(case / "m.onnx"), ROWS)
     options = ort.SessionOptions()
@@ -327,7 +327,7 @@ def _read_onnx(case: Path) -> str:
 
 def _read_checkpoint(case: Path) -> str:
     from offramp_core.npz import read_npz
-    from offramp_worker.prepare.sources import load_backbone
+    from offramp_worker.prepare.source.sources import load_backbone
 
     with (case / "images.npz").open("rb") as file:
         x = read_npz(file)["x"]
@@ -356,21 +356,21 @@ def _must_agree(said: Any, wanted: Any) -> None:
 
 
 def _read_data(case: Path) -> str:
-    from offramp_worker.prepare.data import load_inputs
+    from offramp_worker.prepare.source.data import load_inputs
 
     load_inputs(str(case / "data.npz"))
     return "read"
 
 
 def _read_images(case: Path) -> str:
-    from offramp_worker.prepare.data import load_inputs
+    from offramp_worker.prepare.source.data import load_inputs
 
     load_inputs(str(case / "images"))
     return "read"
 
 
 def _read_texts(case: Path) -> str:
-    from offramp_worker.prepare.data import load_inputs
+    from offramp_worker.prepare.source.data import load_inputs
     from offramp_worker.preprocess.texts import load_tokenizer
 
     reader = load_tokenizer(case / "tokenizer.json", most=32)

@@ -37,7 +37,7 @@ from offramp_core.plan import Plan
 from offramp_core.records import records_from_arrays
 from offramp_worker.bundle.lengths import used_length
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 LOADS = (0.3, 0.6, 0.9)
 AUDIT_RATE = 0.02

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.control.gates import HARMFUL_SLOWDOWN, GateInput, gate_level, slowness
 from offramp_core.control.objects import ArmTally, BothArms
-from offramp_core.control.slowness import SlownessBasis, slowness_basis
+from offramp_core.control.rollouts.gates import HARMFUL_SLOWDOWN, GateInput, gate_level, slowness
+from offramp_core.control.rollouts.slowness import SlownessBasis, slowness_basis
 from offramp_core.evidence.slow import BatchShape, SlowLimits, length_class
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.sketch import SecondsSketch, bucket_index

@@ -35,7 +35,7 @@ from bench.validate_simulator import LoopbackWorker, Subject, chosen_subject, la
 from offramp_core.batching import exact_seconds
 from offramp_core.task import top_labels
 from offramp_lab.policies import NO_EXIT
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 SECONDS, SLO_SECONDS, OVERLOAD = 600.0, 0.05, 2.0
 AUDIT_RATE = 0.02

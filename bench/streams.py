@@ -40,10 +40,10 @@ from bench.control_world import BUDGET, DELTA, World
 from bench.provenance import provenance
 from offramp_core import tuning
 from offramp_core.certify import INDEPENDENT, allowance, dependence
-from offramp_core.control.audit import clustering, eager_rate, worth_one
-from offramp_core.control.gates import GateInput, acceptance, accuracy
 from offramp_core.control.objects import ArmTally, BothArms, TuningStatus
+from offramp_core.control.rollouts.gates import GateInput, acceptance, accuracy
 from offramp_core.control.snapshot import Load
+from offramp_core.control.stable.audit import clustering, eager_rate, worth_one
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence import detector
 from offramp_core.evidence.one_arm import Counts

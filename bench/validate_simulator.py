@@ -54,7 +54,7 @@ from offramp_core.task import top_labels
 from offramp_lab.policies import NO_EXIT, PlanInForce, Trace
 from offramp_lab.simulate import MAX_BATCH, OfframpBatching, SimulatedRun, serve_stream
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 BUDGET, MAX_OVERHEAD, MAX_RAMPS = 0.02, 0.1, 3
 LOW_LOAD = 0.1

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from offramp_operator.metrics import UNITS as OPERATOR_UNITS
 from offramp_operator.metrics import Metrics as OperatorMetrics
-from offramp_worker.engine.scrape import EngineState, RampUtility
+from offramp_worker.engine.accounts.scrape import EngineState, RampUtility
 from offramp_worker.metrics import UNITS as WORKER_UNITS
 from offramp_worker.metrics import Metrics as WorkerMetrics
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from offramp_core.certify.certificate import allowance
 from offramp_core.certify.planner import fewest_labels, labels_for
-from offramp_core.control.gates import HARMFUL_FACTOR, POWER, harmful_rates
-from offramp_core.control.tuner import first_attempt_labels
+from offramp_core.control.rollouts.gates import HARMFUL_FACTOR, POWER, harmful_rates
+from offramp_core.control.tuning.tuner import first_attempt_labels
 from offramp_core.evidence.exposure import audits_needed
 from offramp_lab.stopping import stopping_time
 from website.build import DOCS

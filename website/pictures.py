@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from offramp_core.certify.planner import largest_passing_count
-from offramp_core.control.gates import harmful_rates
-from offramp_core.control.rollout import RULES
+from offramp_core.control.rollouts.gates import harmful_rates
+from offramp_core.control.rollouts.rollout import RULES
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import audits_needed
 from offramp_core.evidence.one_arm import log_average_ratio

@@ -18,7 +18,7 @@ from bench.load import Traffic
 from offramp_core.bundle import MANIFEST_FILE, PROFILE_FILE
 from offramp_core.precision import EXACT
 from offramp_worker.bundle.load import load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 WORKERS = 2
 UTILISATION = 0.25  # of two workers without exits: audits, canaries, the load client and the neighbours need room

@@ -21,9 +21,9 @@ from bench.record.scores import FloatArray, LabelArray, Ramp, judged, record_arr
 from bench.record.store import COST_ARRAYS, RecordSet
 from offramp_core.bundle import RampSpec
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.profiling import Job, time_jobs
+from offramp_worker.prepare.measuring.profiling import Job, time_jobs
 from offramp_worker.prepare.progress import Advance, Reporter
-from offramp_worker.prepare.sources import Backbone, load_backbone
+from offramp_worker.prepare.source.sources import Backbone, load_backbone
 
 NAME = "resnet56-cascade"
 SMALL, LARGE = 20, 56

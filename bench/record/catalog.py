@@ -21,11 +21,11 @@ import bench.record.texts
 import bench.record.video
 import offramp_core.uncertainty
 import offramp_worker.bundle.heads
-import offramp_worker.prepare.cuts
 import offramp_worker.prepare.families.cifar
-import offramp_worker.prepare.features
-import offramp_worker.prepare.profiling
-import offramp_worker.prepare.training
+import offramp_worker.prepare.heads.features
+import offramp_worker.prepare.heads.training
+import offramp_worker.prepare.measuring.profiling
+import offramp_worker.prepare.places.cuts
 from bench.record import cascade, cifar, text_costs, texts, video
 from bench.record.costs import Costs
 from bench.record.store import Keys, RecordSet, content_key, read_set
@@ -36,15 +36,15 @@ SEED = 0
 Modules = tuple[ModuleType, ...]
 Sets = Mapping[str, RecordSet]
 
-_SCORES: Modules = (bench.record.scores, offramp_core.uncertainty, offramp_worker.prepare.training)
+_SCORES: Modules = (bench.record.scores, offramp_core.uncertainty, offramp_worker.prepare.heads.training)
 _NETWORK: Modules = (
     bench.record.network,
     offramp_worker.bundle.heads,
-    offramp_worker.prepare.cuts,
+    offramp_worker.prepare.places.cuts,
     offramp_worker.prepare.families.cifar,
-    offramp_worker.prepare.features,
+    offramp_worker.prepare.heads.features,
 )
-_COSTS: Modules = (bench.record.costs, offramp_worker.prepare.profiling)
+_COSTS: Modules = (bench.record.costs, offramp_worker.prepare.measuring.profiling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from bench.record.network import Recording, Rows, record_network
 from bench.record.scores import UNCERTAINTY, FloatArray, LabelArray, accuracy, ramp_facts, record_arrays
 from bench.record.store import RecordSet
 from offramp_core.bundle import HeadKind
-from offramp_worker.prepare.data import remove_repeats
 from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.source.data import remove_repeats
 
 STREAM_ROWS, VALIDATION_ROWS = 1_000, 200  # validation is the end of the stream
 SHIFT = 4  # pixels, as when the checkpoints were trained

@@ -14,10 +14,10 @@ from bench.record.network import places_and_ramps
 from bench.record.scores import FloatArray
 from bench.record.store import COST_ARRAYS, RecordSet
 from offramp_core.bundle import HeadKind, RampSpec, profile_arrays
-from offramp_worker.prepare.features import blank_heads
-from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure, profile_of
+from offramp_worker.prepare.heads.features import blank_heads
+from offramp_worker.prepare.measuring.profiling import BATCH_SIZES, Measurements, measure, profile_of
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 
 PROFILE_SECONDS = 60.0
 HOW = (

@@ -15,13 +15,13 @@ from bench.record.scores import FloatArray, Ramp
 from offramp_core.bundle import RampSpec
 from offramp_worker.bundle.graph import feature_shapes
 from offramp_worker.bundle.heads import parameter_shapes
-from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.features import candidate_ramps, collect_features, heads_of, tapped_logits
+from offramp_worker.prepare.heads.features import candidate_ramps, collect_features, heads_of, tapped_logits
+from offramp_worker.prepare.heads.training import Parameters, head_logits, train_heads
 from offramp_worker.prepare.pipeline import training_threads
-from offramp_worker.prepare.places import find_places
+from offramp_worker.prepare.places.cuts import Place
+from offramp_worker.prepare.places.places import find_places
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.sources import Backbone, load_backbone
-from offramp_worker.prepare.training import Parameters, head_logits, train_heads
+from offramp_worker.prepare.source.sources import Backbone, load_backbone
 
 # `offramp prepare` gives deep places fewer, which costs 3 to 6 points of exits there and saves cold weights. The best
 # known heads are what tuners should be compared on.

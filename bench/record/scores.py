@@ -12,8 +12,8 @@ import numpy.typing as npt
 from offramp_core.bundle import RampSpec
 from offramp_core.task import task_of
 from offramp_core.uncertainty import raw_score, uncertainty
+from offramp_worker.prepare.heads.selection import BUDGETS, exit_share
 from offramp_worker.prepare.pipeline import score_table
-from offramp_worker.prepare.selection import BUDGETS, exit_share
 
 FloatArray = npt.NDArray[np.float32]
 LabelArray = npt.NDArray[np.int64]

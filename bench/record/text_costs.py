@@ -14,8 +14,8 @@ from bench.record.minilm import LAYERS, PADDING, WIDTH, TextClassifier, fetch_wh
 from bench.record.text import CLASSES, POOLINGS, WHEELS, TextTask, Tokens, pooled, pooling_of, ramp_specs
 from offramp_core.bundle import RampSpec
 from offramp_core.uncertainty import TABLE_SIZE
-from offramp_worker.engine.scores import ScoreTables
-from offramp_worker.prepare.profiling import BATCH_SIZES, BatchMeasurement, Job, Measurements, time_jobs
+from offramp_worker.engine.execution.scores import ScoreTables
+from offramp_worker.prepare.measuring.profiling import BATCH_SIZES, BatchMeasurement, Job, Measurements, time_jobs
 from offramp_worker.prepare.progress import Reporter
 
 PROFILE_SECONDS = 45.0

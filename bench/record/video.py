@@ -28,9 +28,9 @@ from bench.record.network import Recording, Rows, record_network
 from bench.record.scores import UNCERTAINTY, FloatArray, LabelArray, accuracy, ramp_facts, record_arrays
 from bench.record.store import RecordSet
 from offramp_core.bundle import HeadKind
-from offramp_worker.prepare.data import remove_repeats
 from offramp_worker.prepare.families import build_family
 from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.source.data import remove_repeats
 
 FIRST, LAST = 470, 1_700  # frames with a ground truth
 PROBE_END, HEADS_END, VALIDATION_FRAMES = 770, 1_070, 30

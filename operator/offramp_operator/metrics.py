@@ -19,12 +19,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from offramp_core.control.capacity import headroom
-from offramp_core.control.gates import proves
 from offramp_core.control.objects import FINISHED, Config, Measured, Rollout, RolloutStatus, ServiceStatus
-from offramp_core.control.pace import Standing
+from offramp_core.control.rollouts.gates import proves
 from offramp_core.control.snapshot import Decision, Worker
 from offramp_core.control.spec import ServiceSpec
+from offramp_core.control.workers.capacity import headroom
+from offramp_core.control.workers.pace import Standing
 from offramp_operator.shell.listeners import CompletedPass
 from offramp_operator.shell.platform import ServiceKey
 

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.records import records_from_arrays
-from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.families import build_family
+from offramp_worker.prepare.places.cuts import Place
 from offramp_worker.prepare.progress import Reporter
 
 

@@ -24,7 +24,7 @@ from processes import plan_for
 from rich.console import Console
 
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 SECONDS = 0.3
 MODEL_SECONDS = 0.02  # pretended: loads are shares of what such a model could do

@@ -22,7 +22,7 @@ from bench.validate_simulator import Subject, make_subject
 
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_worker.bundle.load import load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 SIZES = (1, 8, 32)
 

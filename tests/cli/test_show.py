@@ -18,7 +18,6 @@ from offramp_cli.show.plans import side_by_side
 from offramp_cli.show.tables import history_data, history_lines, top_data, top_lines
 from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines
-from offramp_core.control.gates import GateInput, failures, slowness
 from offramp_core.control.objects import (
     ArmTally,
     BothArms,
@@ -28,6 +27,7 @@ from offramp_core.control.objects import (
     ObservedFigures,
     RouteUse,
 )
+from offramp_core.control.rollouts.gates import GateInput, failures, slowness
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import ConditionType, Reason
 from offramp_operator.explain import plans, words

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from fleet import BACKBONE, RAMP_SET, RAMPS  # type: ignore[import-not-found]
 
-from offramp_core.control.holdback import update_measured
 from offramp_core.control.objects import Measured
+from offramp_core.control.stable.holdback import update_measured
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.records import ExitCosts

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from offramp_core.batching import offramp_batching
 from offramp_core.bundle import BatchProfile, Profile
-from offramp_core.control.capacity import (
+from offramp_core.control.objects import CapacityStatus
+from offramp_core.control.snapshot import Scaling
+from offramp_core.control.spec import Autoscaling
+from offramp_core.control.workers.capacity import (
     MIN_BATCHES,
     PEAK_SECONDS,
     QUIET_SECONDS,
@@ -21,9 +24,6 @@ from offramp_core.control.capacity import (
     next_capacity,
     worker_rate,
 )
-from offramp_core.control.objects import CapacityStatus
-from offramp_core.control.snapshot import Scaling
-from offramp_core.control.spec import Autoscaling
 from offramp_core.protocol import ArmCounts
 from offramp_core.sketch import bucket_index
 from offramp_lab.policies import PlanInForce

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from fleet import MANIFEST, Fleet, SimWorker, changed, pool
 
-from offramp_core.control.capacity import QUIET_SECONDS, floor_in_force
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import CapacityStatus
 from offramp_core.control.snapshot import Decision, Load, Scaling, Snapshot
+from offramp_core.control.workers.capacity import QUIET_SECONDS, floor_in_force
 from offramp_core.protocol import PlanDocument
 
 CLEAN, RECKLESS = pool(8000, seed=1), pool(8000, seed=2, confusion=0.5)

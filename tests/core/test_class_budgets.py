@@ -23,7 +23,7 @@ from offramp_core.certify import (
 )
 from offramp_core.certify import test_path as try_path
 from offramp_core.control.spec import SliceObjective, parse_spec
-from offramp_core.control.tuner import TunerView, tune_or_wait
+from offramp_core.control.tuning.tuner import TunerView, tune_or_wait
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError, InvalidSpecError
 from offramp_core.plan import Plan, RampThreshold, floor_threshold
 from offramp_core.protocol import class_of, class_slice, slice_number

@@ -10,9 +10,9 @@ from fleet import BACKBONE, MANIFEST, RAMP_SET, RAMPS, Fleet, pool  # type: igno
 from scipy.stats import binom
 
 from offramp_core.certify import allowance
-from offramp_core.control.gates import GateInput, acceptance
 from offramp_core.control.objects import BothArms, Config, ConfigStatus, GateStatus, Rollout, RolloutStatus, StepRecord
-from offramp_core.control.rollout import acceptance_level, begun_anew, is_certified
+from offramp_core.control.rollouts.gates import GateInput, acceptance
+from offramp_core.control.rollouts.rollout import acceptance_level, begun_anew, is_certified
 from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
 

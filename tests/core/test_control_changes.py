@@ -14,9 +14,9 @@ from fleet import BACKBONE, MANIFEST, RAMP_SET, RAMPS, Fleet, SimWorker, pool  #
 
 from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
-from offramp_core.control.gates import N_GATES, GateInput, gate_level, read_gates
 from offramp_core.control.objects import ArmTally, BothArms, Rollout, TuningStatus, ring
-from offramp_core.control.rollout import ACK_TIMEOUT_SECONDS
+from offramp_core.control.rollouts.gates import N_GATES, GateInput, gate_level, read_gates
+from offramp_core.control.rollouts.rollout import ACK_TIMEOUT_SECONDS
 from offramp_core.control.snapshot import Decision, RecordStore
 from offramp_core.evidence import detector
 from offramp_core.tuning import NeedsLabels, NoGain

@@ -9,10 +9,10 @@ import pytest
 from fleet import BACKBONE, SimWorker, with_endpoint, worker_of
 
 from offramp_core.control.decide import decide
-from offramp_core.control.delivery import MODELS_KEPT, fetching, proven_models
 from offramp_core.control.objects import ModelStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import Gathered, Observed, Snapshot, Worker
 from offramp_core.control.spec import ServiceSpec, parse_spec
+from offramp_core.control.workers.delivery import MODELS_KEPT, fetching, proven_models
 from offramp_core.protocol import FetchPhase, FetchProgress, WorkerState
 
 URI, OTHER = "https://models.example/digits.tar", "sha256:" + "c" * 64

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from fleet import BACKBONE, MANIFEST, RAMP_SET, Fleet, SimWorker, pool
 
-from offramp_core.control import falling
-from offramp_core.control.falling import RULES, Fall, StableView
 from offramp_core.control.objects import Config, ConfigStatus, Measured, RampSetStatus, Saving, Service
 from offramp_core.control.served import served_by
 from offramp_core.control.spec import parse_spec
-from offramp_core.control.watch import Watch
+from offramp_core.control.stable import falling
+from offramp_core.control.stable.falling import RULES, Fall, StableView
+from offramp_core.control.stable.watch import Watch
 from offramp_core.evidence import detector
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import PlanDocument, Refusal, Withdrawn

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fleet import RAMPS, Fleet, pool
 
-from offramp_core.control import gates
-from offramp_core.control.gates import GATES, N_GATES, Evidence, Gate, GateInput, gate_level, words
 from offramp_core.control.objects import ArmTally, BothArms, GateStatus
+from offramp_core.control.rollouts import gates
+from offramp_core.control.rollouts.gates import GATES, N_GATES, Evidence, Gate, GateInput, gate_level, words
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.reasons import Reason
 

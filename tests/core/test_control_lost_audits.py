@@ -11,7 +11,7 @@ import pytest
 from fleet import MANIFEST, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 
 from offramp_core.control.objects import ArmTally, BothArms, Ledger, Rollout
-from offramp_core.control.rollout import AUDIT_WAIT_SECONDS
+from offramp_core.control.rollouts.rollout import AUDIT_WAIT_SECONDS
 from offramp_core.control.snapshot import Worker
 from offramp_core.protocol import ArmCounts
 

@@ -26,10 +26,10 @@ from offramp_core.certify import Certificate
 from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.rollout import CANARY_SERVES
+from offramp_core.control.rollouts.rollout import CANARY_SERVES
 from offramp_core.control.snapshot import Decision, Gathered, Load, NewRollout, Observed, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
-from offramp_core.control.watch import Watch
+from offramp_core.control.stable.watch import Watch
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RecordBlock, Refusal, WorkerState
 from offramp_core.sketch import bucket_index

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.control.pace import FEWEST_AT_ONCE, MOST_SHARE, PROVEN_SECONDS, Member, at_once, next_turns
+from offramp_core.control.workers.pace import FEWEST_AT_ONCE, MOST_SHARE, PROVEN_SECONDS, Member, at_once, next_turns
 
 NOW = 1_000_000.0
 LONG_AGO = NOW - PROVEN_SECONDS

@@ -10,15 +10,15 @@ from fleet import with_endpoint, worker_of  # type: ignore[import-not-found]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.control.audit import expected_rate, followed_rate, quiet_rate
 from offramp_core.control.codec import format_time, from_json, parse_time, to_json
 from offramp_core.control.conditions import Facts, conditions
-from offramp_core.control.delivery import STALLING
-from offramp_core.control.gates import GateInput, read_gates
-from offramp_core.control.ledger import BootReport, fold
 from offramp_core.control.objects import ArmTally, BothArms, Ledger, PinStatus, RolloutStatus, Service, StepRecord
+from offramp_core.control.rollouts.gates import GateInput, read_gates
+from offramp_core.control.rollouts.ledger import BootReport, fold
 from offramp_core.control.snapshot import Load
 from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_duration, parse_spec
+from offramp_core.control.stable.audit import expected_rate, followed_rate, quiet_rate
+from offramp_core.control.workers.delivery import STALLING
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.protocol import ArmCounts, WorkerState
 from offramp_core.reasons import ConditionType

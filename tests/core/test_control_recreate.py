@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.control.objects import Service, ServiceStatus, UpdateStatus
-from offramp_core.control.recreate import recreated, recreates
 from offramp_core.control.snapshot import Worker
 from offramp_core.control.spec import UpdatePolicy, parse_spec
-from offramp_core.control.update import Update, UpdateView, brought_back, strategy_in_force
+from offramp_core.control.workers.recreate import recreated, recreates
+from offramp_core.control.workers.update import Update, UpdateView, brought_back, strategy_in_force
 from offramp_core.errors import InvalidSpecError
 
 NOW = 1_000_000.0

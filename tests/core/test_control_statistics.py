@@ -16,11 +16,11 @@ from bench.promise import Drift
 from fleet import RAMPS, pool  # type: ignore[import-not-found]
 
 from offramp_core.bundle import BatchProfile, Profile
-from offramp_core.control import gates
-from offramp_core.control.gates import GateInput
 from offramp_core.control.objects import GateStatus
+from offramp_core.control.rollouts import gates
+from offramp_core.control.rollouts.gates import GateInput
 from offramp_core.evidence.slow import BatchShape
-from offramp_worker.engine.counters import ArmCounter
+from offramp_worker.engine.accounts.counters import ArmCounter
 
 SIZES = (1, 8, 32)
 

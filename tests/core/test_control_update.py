@@ -17,7 +17,7 @@ from offramp_core.control.decide import decide
 from offramp_core.control.objects import Service, ServiceStatus, UpdateStatus, WorkersStatus
 from offramp_core.control.snapshot import Scaling, Snapshot, Turn, Worker
 from offramp_core.control.spec import UpdatePolicy, parse_spec
-from offramp_core.control.update import Update, UpdateView, next_update, resting_strategy, strategy_in_force
+from offramp_core.control.workers.update import Update, UpdateView, next_update, resting_strategy, strategy_in_force
 from offramp_core.protocol import ArmCounts, Observations, RecordBlock
 
 DEADLINE = 300.0

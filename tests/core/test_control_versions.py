@@ -19,7 +19,7 @@ from offramp_core.control.decide import decide
 from offramp_core.control.objects import ModelSource, ModelStatus, Service, ServiceStatus, VersionStatus, VersionTally
 from offramp_core.control.snapshot import Gathered, Observed, Scaling, Snapshot, Trouble, Worker
 from offramp_core.control.spec import parse_spec
-from offramp_core.control.versions import (
+from offramp_core.control.workers.versions import (
     VersionView,
     next_version,
     read_gates,

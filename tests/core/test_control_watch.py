@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, pool  # type: ignore[import-not-found]
 
-from offramp_core.control.watch import RUN_LENGTH, Reported, Watch, watched
+from offramp_core.control.stable.watch import RUN_LENGTH, Reported, Watch, watched
 from offramp_core.evidence import detector
 from offramp_core.evidence.losses import LostAudits, count
 from offramp_core.plan import Plan, RampThreshold

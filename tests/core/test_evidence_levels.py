@@ -16,8 +16,8 @@ import pytest
 from bench import evidence as bench
 from scipy import stats
 
-from offramp_core.control.gates import GateInput, accuracy
 from offramp_core.control.objects import ArmTally, BothArms
+from offramp_core.control.rollouts.gates import GateInput, accuracy
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence import betting, detector, intervals, savings
 from offramp_core.evidence.one_arm import Alternative, alternatives, log_e_value, log_mixture

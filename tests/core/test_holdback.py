@@ -14,10 +14,10 @@ from fleet import BACKBONE, MANIFEST, RAMP_SET, RAMPS, Fleet, pool  # type: igno
 from metering import PLAN, looked, metered
 from scipy.stats import binom
 
-from offramp_core.control import holdback
 from offramp_core.control.codec import from_json, to_json
-from offramp_core.control.holdback import loss
 from offramp_core.control.objects import Measured, Saving, ServiceStatus
+from offramp_core.control.stable import holdback
+from offramp_core.control.stable.holdback import loss
 from offramp_core.evidence.meter import BOUND, CALIBRATION_BATCHES, HoldbackMeter
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts, TimeSums

@@ -25,9 +25,9 @@ from offramp_core.task import task_of
 from offramp_lab.policies import NO_EXIT, PlanInForce, Trace
 from offramp_lab.simulate import ANSWERED, MAX_BATCH, OfframpBatching, serve_stream
 from offramp_lab.simulate.arrivals import bursts, poisson
-from offramp_worker.engine.batcher import Batcher
-from offramp_worker.engine.execute import run_stages
-from offramp_worker.engine.tickets import OverloadedError, Ticket, new_ticket
+from offramp_worker.engine.execution.execute import run_stages
+from offramp_worker.engine.queue.batcher import Batcher
+from offramp_worker.engine.queue.tickets import OverloadedError, Ticket, new_ticket
 
 RAMPS = 5
 ACTIVE = (0, 1, 3)  # ramps 0 and 1 share a place

@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from offramp_core.control.objects import Measured, SliceUse
 from offramp_core.control.spec import SliceObjective, parse_spec
-from offramp_core.control.tuner import TunerView, tune_or_wait
+from offramp_core.control.tuning.tuner import TunerView, tune_or_wait
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.plan import exits_off_plan

@@ -17,9 +17,9 @@ from test_control_stories import canary_serves  # type: ignore[import-not-found]
 from test_evidence import at_least, at_most
 
 from offramp_core.control.codec import from_json, to_json
-from offramp_core.control.gates import GateInput, slowness
 from offramp_core.control.objects import ArmTally, BothArms, GateStatus, RolloutStatus
-from offramp_core.control.slowness import LARGEST_CHEAP_EXPOSURE, most_judged
+from offramp_core.control.rollouts.gates import GateInput, slowness
+from offramp_core.control.rollouts.slowness import LARGEST_CHEAP_EXPOSURE, most_judged
 from offramp_core.evidence.exposure import LARGEST_BATCH_EXPOSURE, noticed_slowdown
 from offramp_core.evidence.slow import MAX_LIMITS, BatchShape, Judged, by_shape, parse_limits, shape_of, slow_limits
 from offramp_core.sketch import SecondsSketch

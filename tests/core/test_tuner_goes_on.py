@@ -12,7 +12,7 @@ from offramp_core import tuning
 from offramp_core.certify import allowance
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import RecordStore
-from offramp_core.control.tuner import MOST_LABELS, Tuned, TunerView, labels_awaited, tune_or_wait
+from offramp_core.control.tuning.tuner import MOST_LABELS, Tuned, TunerView, labels_awaited, tune_or_wait
 from offramp_core.records import Records
 from offramp_core.tuning import NeedsLabels
 

@@ -14,7 +14,7 @@ import bundles  # type: ignore[import-not-found]
 
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import CUDA, WEBGPU, Device, missing
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 NEEDED = "OFFRAMP_NEEDS_GPU"  # set where a missing one is a failure
 

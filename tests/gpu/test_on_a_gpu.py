@@ -16,8 +16,8 @@ from processes import WorkerProcess, document, eventually, plan_for  # type: ign
 
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import Device
-from offramp_worker.engine.execute import Runnable
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.execute import Runnable
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Reporter
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from offramp_core.control.pace import PROVEN_SECONDS
 from offramp_core.control.snapshot import Turn
+from offramp_core.control.workers.pace import PROVEN_SECONDS
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, KubeClient
 from offramp_operator.kube.kinds import DEPLOYMENT, SERVICE, WORKER_CLASS, Object

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service
-from offramp_core.control.rollout import intent_key
+from offramp_core.control.rollouts.rollout import intent_key
 from offramp_core.control.snapshot import NewConfig, NewRollout, WorkerEndpoint
 from offramp_core.errors import OfframpError
 from offramp_core.plan import Plan, RampThreshold

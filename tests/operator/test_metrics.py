@@ -17,8 +17,8 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "core"), str(Path(__file__).pare
 from fleet import MANIFEST, Fleet  # noqa: E402
 from states import BUDGET, CLEAN, DRIFTED, canary, promoted  # noqa: E402
 
-from offramp_core.control.gates import GateInput, read_gates  # noqa: E402
 from offramp_core.control.objects import ArmTally, BothArms  # noqa: E402
+from offramp_core.control.rollouts.gates import GateInput, read_gates  # noqa: E402
 from offramp_core.control.snapshot import Decision, Gathered  # noqa: E402
 from offramp_operator.metrics import SERVICE_COUNTERS, SERVICE_GAUGES, Metrics  # noqa: E402
 from offramp_operator.shell.listeners import CompletedPass  # noqa: E402

@@ -26,7 +26,7 @@ from offramp_core.control.objects import (
 )
 from offramp_core.control.snapshot import Decision, Event, Gathered, NewConfig, NewRollout, Snapshot, WorkerEndpoint
 from offramp_core.control.spec import parse_spec
-from offramp_core.control.watch import Watch
+from offramp_core.control.stable.watch import Watch
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, Refusal, SignedDocument
 from offramp_core.records import Records

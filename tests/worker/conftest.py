@@ -14,7 +14,7 @@ import bundles
 from processes import WorkerProcess
 
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from processes import KEY, SERVICE_UID, document, eventually, plan_for, sign
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.classifier import ClassifierPlans
 from offramp_worker.plans.memory import PlanMemory

@@ -6,10 +6,10 @@ from dataclasses import fields
 from typing import Any
 
 from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.options import EngineOptions
-from offramp_worker.engine.sessions import Sessions
 from offramp_worker.metrics import Metrics
 
 OPTIONS = frozenset(field.name for field in fields(EngineOptions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from offramp_worker.engine.execute import Runnable
+from offramp_worker.engine.execution.execute import Runnable
 
 
 class _StageBehind:

@@ -21,7 +21,7 @@ from processes import WorkerProcess, document, eventually, infer_json, plan_for,
 from offramp_core.plan import Plan
 from offramp_core.protocol import SignedDocument
 from offramp_core.task import top_labels
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 # --- who may ---------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from scipy.special import log_softmax, softmax
 from offramp_core.errors import InvalidBundleError
 from offramp_core.scale import LOGITS, Scale
 from offramp_worker.bundle.load import load_bundle
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.queue.tickets import Ticket
 
 ROWS = 40
 SOME_LEAVE = {"r00-grid": "0.3", "r02-linear": "0.5"}

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from offramp_core.admission import LARGEST_SHARE, Pace, QueueAdmission
 from offramp_core.batching import Batching, ClockworkBatching, OfframpBatching, TfServingBatching
 from offramp_core.task import task_of
-from offramp_worker.engine.batcher import Batch, Batcher
-from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError, new_ticket
+from offramp_worker.engine.queue.batcher import Batch, Batcher
+from offramp_worker.engine.queue.tickets import OverloadedError, Ticket, UnableError, new_ticket
 
 ROW_SECONDS = 0.01
 

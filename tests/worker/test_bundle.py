@@ -24,7 +24,7 @@ from offramp_worker.bundle.graph import stage_model
 from offramp_worker.bundle.heads import grid_window, head_nodes
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.bundle.stages import stage_graphs
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 FILES = ("backbone.onnx", "ramps.safetensors", "records.npz", "profile.json", "probe.npz")
 

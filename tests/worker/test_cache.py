@@ -15,9 +15,9 @@ from test_engine import EVERYONE, Bench
 
 from offramp_core.task import task_of
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.cache import BYTES_PER_ANSWER, BYTES_PER_ROW, PredictionCache
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket, new_ticket
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.queue.cache import BYTES_PER_ANSWER, BYTES_PER_ROW, PredictionCache
+from offramp_worker.engine.queue.tickets import Ticket, new_ticket
 
 PLAN = {"r00-grid": "0.5"}
 NEVER_DRAWN, DRAWN = 0.99, 0.0

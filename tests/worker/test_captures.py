@@ -16,8 +16,8 @@ from desks import Service
 from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.ramp_sets import input_digest
-from offramp_worker.engine.captures import ABANDONED_SECONDS, Captures
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.accounts.captures import ABANDONED_SECONDS, Captures
+from offramp_worker.engine.execution.sessions import Sessions
 
 SPEC = TensorSpec("x", "FP32", (4,))
 ROWS = 300

@@ -16,9 +16,9 @@ from processes import WorkerProcess, document, plan_for, sign
 from offramp_core.execution import Regrouping
 from offramp_core.protocol import class_slice
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.execute import Leave, run_again, run_stages
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.execution.execute import Leave, run_again, run_stages
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.queue.tickets import Ticket
 
 ALL = {"slices": (*map(class_slice, range(10)), "night"), "holdback_share": 0.0, "audit_rate": 1.0}
 

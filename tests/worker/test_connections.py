@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from processes import WorkerProcess, eventually
 
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 pytestmark = pytest.mark.slow  # real workers
 

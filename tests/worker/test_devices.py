@@ -18,12 +18,12 @@ from processes import WorkerProcess, eventually
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import CPU, CUDA, DEVICES, missing
-from offramp_worker.engine.device_stages import DeviceStage
-from offramp_worker.engine.execute import Runnable
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.device_stages import DeviceStage
+from offramp_worker.engine.execution.execute import Runnable
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.prepare.measuring.pricing import Runs
+from offramp_worker.prepare.measuring.profiling import jobs_of
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.pricing import Runs
-from offramp_worker.prepare.profiling import jobs_of
 from offramp_worker.prepare.progress import Reporter
 
 ELSEWHERE = [name for name in DEVICES if missing(DEVICES[name])]

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from processes import TOKEN, WorkerProcess, eventually
 
 from offramp_core.bundle import TensorSpec
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.grpc.health import HEALTH_SERVICE, NOT_SERVING, SERVING
 from offramp_worker.grpc.messages import SERVICE
 from offramp_worker.http.budget import RESERVE_BYTES, ByteBudget

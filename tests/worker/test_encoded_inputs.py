@@ -33,12 +33,12 @@ from offramp_core.bundle import ImageSteps, TensorSpec, backbone_digest
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.halves import in_single_precision
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.preprocessing import Scaling, load_preprocessor
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.refresh import refresh_bundle
-from offramp_worker.prepare.sources import Backbone
+from offramp_worker.prepare.source.halves import in_single_precision
+from offramp_worker.prepare.source.preprocessing import Scaling, load_preprocessor
+from offramp_worker.prepare.source.sources import Backbone
 from offramp_worker.preprocess import encoded as steps
 from offramp_worker.preprocess.images import MAX_PIXELS, Budget, decoded
 from offramp_worker.settings import Settings

@@ -34,18 +34,18 @@ from offramp_core.task import NO_ANSWER, top_labels
 from offramp_core.uncertainty import STEPS, TABLE_SIZE, exit_test, uncertainty
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.devices import CPU
-from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
-from offramp_worker.engine.audits import BACKLOG_LIMIT
-from offramp_worker.engine.breaker import Breaker
-from offramp_worker.engine.counters import Counters, RecordRing
-from offramp_worker.engine.device_stages import chain_on
-from offramp_worker.engine.execute import Runnable
-from offramp_worker.engine.marker import CrashMarker
-from offramp_worker.engine.scores import ScoreTables
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError
-from offramp_worker.engine.usual import UsualInputs
-from offramp_worker.engine.warming import PROBE_RUNS, warm_up
+from offramp_worker.engine.accounts.audits import BACKLOG_LIMIT
+from offramp_worker.engine.accounts.counters import Counters, RecordRing
+from offramp_worker.engine.arms.arms import Active, Runtime, canary_drawn, staggered
+from offramp_worker.engine.arms.breaker import Breaker
+from offramp_worker.engine.arms.marker import CrashMarker
+from offramp_worker.engine.execution.device_stages import chain_on
+from offramp_worker.engine.execution.execute import Runnable
+from offramp_worker.engine.execution.scores import ScoreTables
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.execution.usual import UsualInputs
+from offramp_worker.engine.execution.warming import PROBE_RUNS, warm_up
+from offramp_worker.engine.queue.tickets import OverloadedError, Ticket, UnableError
 from offramp_worker.metrics import Metrics
 from offramp_worker.settings import settings_from_env
 from offramp_worker.worker import InferenceWorker

@@ -19,23 +19,23 @@ from offramp_core.protocol import Arm, ArmCounts, ArmPlan, PlanDocument
 from offramp_core.reasons import RequestOutcome
 from offramp_core.task import task_of
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.accounts import Accounts
-from offramp_worker.engine.arms import Active, Runtime
-from offramp_worker.engine.audits import Audit
-from offramp_worker.engine.batcher import Batch
-from offramp_worker.engine.breaker import Breaker
-from offramp_worker.engine.cache import PredictionCache
-from offramp_worker.engine.counters import ArmCounter, Counters
-from offramp_worker.engine.deadlines import Deadlines
-from offramp_worker.engine.execute import Leave
-from offramp_worker.engine.executor import Executor
-from offramp_worker.engine.followers import Followers
-from offramp_worker.engine.leases import Arms
+from offramp_worker.engine.accounts.accounts import Accounts
+from offramp_worker.engine.accounts.audits import Audit
+from offramp_worker.engine.accounts.counters import ArmCounter, Counters
+from offramp_worker.engine.arms.arms import Active, Runtime
+from offramp_worker.engine.arms.breaker import Breaker
+from offramp_worker.engine.arms.leases import Arms
+from offramp_worker.engine.execution.execute import Leave
+from offramp_worker.engine.execution.executor import Executor
+from offramp_worker.engine.execution.ramp_sets import HeldSets
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.options import EngineOptions
-from offramp_worker.engine.ramp_sets import HeldSets
-from offramp_worker.engine.replies import Progress, Replies
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket, new_ticket
+from offramp_worker.engine.queue.batcher import Batch
+from offramp_worker.engine.queue.cache import PredictionCache
+from offramp_worker.engine.queue.deadlines import Deadlines
+from offramp_worker.engine.queue.followers import Followers
+from offramp_worker.engine.queue.replies import Progress, Replies
+from offramp_worker.engine.queue.tickets import Ticket, new_ticket
 from offramp_worker.metrics import Metrics
 
 PLAN: Plan = exits_off_plan(backbone_digest="b", ramp_set_digest="r")

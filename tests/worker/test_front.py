@@ -18,8 +18,8 @@ from stages import behind
 from offramp_core.batching import rows_within
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.engine import INLINE_SECONDS
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.front import Front
 from offramp_worker.http.tensors import InferRequest
 

@@ -16,7 +16,7 @@ import pytest
 from processes import WorkerProcess, document, eventually, plan_for
 
 from offramp_worker.bundle.load import load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 OBJECTIVE = {"OFFRAMP_LATENCY_SECONDS": "0.5", "OFFRAMP_GRPC_PORT": "0"}
 ASKED = int(os.environ.get("OFFRAMP_FUZZ_REQUESTS", "0"))  # by `python -m bench.fuzz`

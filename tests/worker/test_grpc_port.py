@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2 as standard
 from tritonclient.utils import InferenceServerException
 
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.grpc import messages
 from offramp_worker.grpc.service import read_request
 from offramp_worker.http.tensors import parse_request

@@ -12,16 +12,16 @@ import pytest
 from desks import SHARE, Service
 from processes import document, eventually, sign
 
-from offramp_core.control.holdback import update_measured
 from offramp_core.control.objects import Measured
+from offramp_core.control.stable.holdback import update_measured
 from offramp_core.errors import PlanRefusedError
 from offramp_core.evidence.meter import CALIBRATION_BATCHES
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts
 from offramp_core.records import ExitCosts
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.arms import canary_drawn, held_back
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.arms.arms import canary_drawn, held_back
+from offramp_worker.engine.execution.sessions import Sessions
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 from test_prepare_data import lines, tokenizer_file
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.prepare import texts
-from offramp_worker.prepare.data import load_inputs
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source import texts
+from offramp_worker.prepare.source.data import load_inputs
+from offramp_worker.prepare.source.sources import load_backbone
 from offramp_worker.preprocess.texts import load_tokenizer
 
 

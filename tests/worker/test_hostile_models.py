@@ -16,7 +16,7 @@ from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 
 SECRET = "secret.bin"
 WIDTH = 4

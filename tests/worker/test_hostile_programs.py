@@ -21,7 +21,7 @@ from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.prepare.exported import checked_archive
 from offramp_worker.prepare.exported.expressions import check_expression
 from offramp_worker.prepare.exported.operators import ATEN
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 
 
 class Planted:

@@ -26,13 +26,13 @@ from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import open_session
-from offramp_worker.engine.usual import UsualInputs
+from offramp_worker.engine.execution.usual import UsualInputs
 from offramp_worker.prepare.captured import read_captures
-from offramp_worker.prepare.halves import has_halves, in_single_precision
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.refresh import refresh_bundle
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.halves import has_halves, in_single_precision
+from offramp_worker.prepare.source.sources import load_backbone
 
 FORMS = {"UINT8": "onnx", "FP16": "pt2"}
 

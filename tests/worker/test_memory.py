@@ -19,9 +19,9 @@ from offramp_core.errors import PlanRefusedError
 from offramp_core.evidence import detector
 from offramp_core.plan import exits_off_plan
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.breaker import Breaker
-from offramp_worker.engine.marker import FILE_NAME, CrashMarker
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.arms.breaker import Breaker
+from offramp_worker.engine.arms.marker import FILE_NAME, CrashMarker
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.plans.memory import BREAKER_FILE, DOCUMENT_FILE, PlanMemory
 
 Start = Callable[[], Service]

@@ -26,8 +26,8 @@ from offramp_core.plan import Plan
 from offramp_core.records import records_from_arrays
 from offramp_core.task import NO_ANSWER, top_labels
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.classifier import ClassifierPlans
 

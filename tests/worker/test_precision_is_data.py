@@ -15,7 +15,7 @@ from processes import manifest_of
 
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 
 @pytest.fixture(scope="module")

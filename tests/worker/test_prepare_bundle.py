@@ -26,12 +26,12 @@ from offramp_worker.bundle.graph import tapped_model
 from offramp_worker.bundle.heads import KINDS
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.features import Features, feature_key
+from offramp_worker.prepare.heads.features import Features, feature_key
+from offramp_worker.prepare.heads.training import train_heads
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport
-from offramp_worker.prepare.sources import load_backbone
-from offramp_worker.prepare.training import train_heads
+from offramp_worker.prepare.source.sources import load_backbone
 
 pytestmark = pytest.mark.slow  # trains heads
 

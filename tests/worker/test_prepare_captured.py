@@ -17,7 +17,7 @@ import pytest
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.bundle.ramp_sets import input_digest, load_ramp_set, set_folder
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.prepare.captured import TrainingJob, TrainingResult, main, prune, read_captures, train_on_captures
 from offramp_worker.prepare.progress import Reporter
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from offramp_worker.prepare.cuts import GraphStep, cut_vertices, distinct_places, graph_steps
+from offramp_worker.prepare.places.cuts import GraphStep, cut_vertices, distinct_places, graph_steps
 
 
 @st.composite

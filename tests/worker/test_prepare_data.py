@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.prepare.data import load_inputs, plan_split, remove_repeats, shifted_copies
-from offramp_worker.prepare.texts import find_tokenizer
+from offramp_worker.prepare.source.data import load_inputs, plan_split, remove_repeats, shifted_copies
+from offramp_worker.prepare.source.texts import find_tokenizer
 from offramp_worker.preprocess.texts import load_tokenizer
 
 

@@ -17,13 +17,13 @@ from offramp_core.bundle import RampSpec, ramp_set_digest
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.bundle.graph import stage_model
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.features import heads_of, tapped_logits
-from offramp_worker.prepare.fitting import candidate_rungs
+from offramp_worker.prepare.heads.features import heads_of, tapped_logits
+from offramp_worker.prepare.heads.fitting import candidate_rungs
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.places import find_places
+from offramp_worker.prepare.places.places import find_places
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import print_report
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 
 ROWS = np.random.default_rng(0).normal(size=(24, 3, 8, 8)).astype(np.float32)
 

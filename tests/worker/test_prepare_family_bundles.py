@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from test_prepare_families import bert_shapes, checkpoint, distilbert_shapes, loaded, vit_shapes
 
 from offramp_worker.prepare import pipeline
+from offramp_worker.prepare.heads.selection import CandidateVerdict, select_ramps
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.places import find_places
+from offramp_worker.prepare.places.places import find_places
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.selection import CandidateVerdict, select_ramps
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 
 pytestmark = pytest.mark.slow  # exports networks
 

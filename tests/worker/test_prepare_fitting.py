@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pytest
 
 from offramp_core.bundle import TensorSpec
-from offramp_worker.prepare.cuts import INPUT_POSITION, Place
-from offramp_worker.prepare.data import HeadSplit
-from offramp_worker.prepare.features import collect_maps, heads_of, ramp_at, tapped_logits
-from offramp_worker.prepare.fitting import Workshop, candidate_rungs, fit_convolutions, fit_given, fit_growing
+from offramp_worker.prepare.heads.features import collect_maps, heads_of, ramp_at, tapped_logits
+from offramp_worker.prepare.heads.fitting import Workshop, candidate_rungs, fit_convolutions, fit_given, fit_growing
+from offramp_worker.prepare.heads.selection import RampCost
+from offramp_worker.prepare.places.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.selection import RampCost
-from offramp_worker.prepare.sources import Backbone
+from offramp_worker.prepare.source.data import HeadSplit
+from offramp_worker.prepare.source.sources import Backbone
 
 ENTRY = Place(INPUT_POSITION, "x", (bundles.CHANNELS, bundles.SIZE, bundles.SIZE))
 PLACES = (Place(1, "c0", (bundles.WIDTH, 14, 14)), Place(2, "c1", (bundles.WIDTH, 7, 7)))

@@ -16,9 +16,9 @@ from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
 from offramp_worker.devices import open_session
-from offramp_worker.prepare import plain, training
-from offramp_worker.prepare.objectives import softmax
-from offramp_worker.prepare.training import Lesson, Parameters, train_head
+from offramp_worker.prepare.heads import plain, training
+from offramp_worker.prepare.heads.objectives import softmax
+from offramp_worker.prepare.heads.training import Lesson, Parameters, train_head
 
 pytestmark = pytest.mark.slow  # trains heads
 

@@ -23,16 +23,17 @@ from offramp_core.errors import InvalidBundleError, ModelRefusedError
 from offramp_worker.bundle.graph import feature_shapes
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.devices import open_session
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.prepare import pipeline, plain
-from offramp_worker.prepare.features import candidate_ramps, collect_features
-from offramp_worker.prepare.objectives import softmax
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.prepare import pipeline
+from offramp_worker.prepare.heads import plain
+from offramp_worker.prepare.heads.features import candidate_ramps, collect_features
+from offramp_worker.prepare.heads.objectives import softmax
+from offramp_worker.prepare.heads.selection import CandidateVerdict, select_ramps
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.places import FoundPlaces, find_places
+from offramp_worker.prepare.places.places import FoundPlaces, find_places
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport
-from offramp_worker.prepare.selection import CandidateVerdict, select_ramps
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 
 Array = np.ndarray[Any, Any]
 CLASSES = 3

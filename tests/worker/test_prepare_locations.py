@@ -9,10 +9,10 @@ import pytest
 from test_prepare_refusals import ROWS, classifier
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.prepare.data import load_inputs
-from offramp_worker.prepare.locations import local_path, model_file
-from offramp_worker.prepare.sources import load_backbone
-from offramp_worker.prepare.texts import find_tokenizer
+from offramp_worker.prepare.source.data import load_inputs
+from offramp_worker.prepare.source.locations import local_path, model_file
+from offramp_worker.prepare.source.sources import load_backbone
+from offramp_worker.prepare.source.texts import find_tokenizer
 
 
 @pytest.mark.parametrize("host", ["", "localhost", "LOCALHOST"])

@@ -18,14 +18,22 @@ from prepared import run
 from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.stages import pieces
 from offramp_worker.devices import open_session
-from offramp_worker.prepare import mixing, quantizing
-from offramp_worker.prepare.convolutions import patches, study_convolutions, with_even_channels, with_levels
-from offramp_worker.prepare.cuts import cut_vertices, graph_steps
-from offramp_worker.prepare.mixing import Exits, Measure, Part, expected_disagreement, parts_of, promising, worth
-from offramp_worker.prepare.places import find_places
-from offramp_worker.prepare.products import round_weights
-from offramp_worker.prepare.quantizing import Static, choose_quantized, static_parts
-from offramp_worker.prepare.sources import Backbone, load_backbone
+from offramp_worker.prepare.places.cuts import cut_vertices, graph_steps
+from offramp_worker.prepare.places.places import find_places
+from offramp_worker.prepare.precision import mixing, quantizing
+from offramp_worker.prepare.precision.convolutions import patches, study_convolutions, with_even_channels, with_levels
+from offramp_worker.prepare.precision.mixing import (
+    Exits,
+    Measure,
+    Part,
+    expected_disagreement,
+    parts_of,
+    promising,
+    worth,
+)
+from offramp_worker.prepare.precision.products import round_weights
+from offramp_worker.prepare.precision.quantizing import Static, choose_quantized, static_parts
+from offramp_worker.prepare.source.sources import Backbone, load_backbone
 
 NONE = Exits({})
 SOME = Exits({0.005: 0.15, 0.01: 0.25})

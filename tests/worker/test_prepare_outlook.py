@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from offramp_worker.prepare.outlook import ANY_OVERHEAD, USUAL_OVERHEAD, Outlook, outlooks
-from offramp_worker.prepare.selection import BUDGETS
+from offramp_worker.prepare.heads.selection import BUDGETS
+from offramp_worker.prepare.measuring.outlook import ANY_OVERHEAD, USUAL_OVERHEAD, Outlook, outlooks
 
 ROWS = 1_000
 

@@ -28,19 +28,20 @@ from offramp_core.uncertainty import uncertainty
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.bundle.stages import pieces
 from offramp_worker.devices import open_session
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.prepare import executors, quantizing
-from offramp_worker.prepare.calibration import Histogram, collect_histograms, value_range
-from offramp_worker.prepare.cuts import cut_vertices, graph_steps
-from offramp_worker.prepare.executors import compare_executors
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.prepare.heads.side import Side, load_side
+from offramp_worker.prepare.measuring import executors
+from offramp_worker.prepare.measuring.executors import compare_executors
+from offramp_worker.prepare.measuring.pricing import Priced
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.places import find_places
-from offramp_worker.prepare.pricing import Priced
+from offramp_worker.prepare.places.cuts import cut_vertices, graph_steps
+from offramp_worker.prepare.places.places import find_places
+from offramp_worker.prepare.precision import quantizing
+from offramp_worker.prepare.precision.calibration import Histogram, collect_histograms, value_range
+from offramp_worker.prepare.precision.quantizing import choose_quantized, quantized_models
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.quantizing import choose_quantized, quantized_models
 from offramp_worker.prepare.report import PrepareReport
-from offramp_worker.prepare.side import Side, load_side
-from offramp_worker.prepare.sources import Backbone, load_backbone
+from offramp_worker.prepare.source.sources import Backbone, load_backbone
 
 pytestmark = pytest.mark.slow  # quantises and trains
 
@@ -138,8 +139,8 @@ def test_the_bytes_depend_on_the_seed_alone(backbone: Backbone, rows: np.ndarray
     onnx.save(backbone.model, tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", rows[:120])
     script = (
-        "import sys, hashlib, numpy as np; from offramp_worker.prepare import quantizing as q\n"
-        "from offramp_worker.prepare.sources import load_backbone\n"
+        "import sys, hashlib, numpy as np; from offramp_worker.prepare.precision import quantizing as q\n"
+        "from offramp_worker.prepare.source.sources import load_backbone\n"
         f"q.WORTHWHILE = {ANY_SPEED}; x = np.load(sys.argv[2]); b = load_backbone(sys.argv[1], x)\n"
         "c = q.choose_quantized(b, x, cuts=['relu'], seed=3, threads=1, seconds=0.1)\n"
         "print(c.method, hashlib.sha256(c.model.SerializeToString(deterministic=True)).hexdigest())"
@@ -211,7 +212,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
 def report(request_: PrepareRequest) -> PrepareReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quantizing, "WORTHWHILE", ANY_SPEED)
-        patch.setattr("offramp_worker.prepare.precisions.cannot_pay", lambda _worth: "")
+        patch.setattr("offramp_worker.prepare.precision.precisions.cannot_pay", lambda _worth: "")
         return prepare_bundle(request_, Reporter(quiet=True))
 
 

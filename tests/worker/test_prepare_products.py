@@ -14,9 +14,9 @@ from prepared import run
 
 from offramp_core.bundle import TensorSpec
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.products import Activation, how_to_count, round_weights
-from offramp_worker.prepare.quantizing import quantized_models
-from offramp_worker.prepare.sources import Backbone
+from offramp_worker.prepare.precision.products import Activation, how_to_count, round_weights
+from offramp_worker.prepare.precision.quantizing import quantized_models
+from offramp_worker.prepare.source.sources import Backbone
 
 SEEDS = st.integers(0, 2**32 - 1)
 

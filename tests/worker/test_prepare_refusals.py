@@ -19,9 +19,9 @@ from offramp_cli.prepare import prepare
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.prepare.families import build_family
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.places import find_places
+from offramp_worker.prepare.places.places import find_places
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 from offramp_worker.prepare.writing import check_target
 
 ROWS = np.random.default_rng(0).normal(size=(24, 3, 8, 8)).astype(np.float32)

@@ -23,11 +23,11 @@ from offramp_worker.bundle.graph import tapped_model
 from offramp_worker.bundle.heads import KINDS, parameter_shapes
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import open_session
+from offramp_worker.prepare.heads.scales import temperature, tempered
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.refresh import refresh_bundle
-from offramp_worker.prepare.scales import temperature, tempered
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 
 Array = npt.NDArray[np.float64]
 HELD_OUT = 3_000

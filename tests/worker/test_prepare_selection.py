@@ -11,10 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from offramp_core.bundle import RampSpec
 from offramp_worker.bundle.heads import HeadNodes
-from offramp_worker.prepare import profiling
-from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.profiling import BatchMeasurement, Measurements, profile_of
-from offramp_worker.prepare.selection import (
+from offramp_worker.prepare.heads.selection import (
     BUDGETS,
     MAX_RAMPS,
     RampCost,
@@ -25,6 +22,9 @@ from offramp_worker.prepare.selection import (
     screen,
     select_ramps,
 )
+from offramp_worker.prepare.measuring import profiling
+from offramp_worker.prepare.measuring.profiling import BatchMeasurement, Measurements, profile_of
+from offramp_worker.prepare.places.cuts import Place
 
 ROWS = st.integers(1, 40)
 

@@ -16,8 +16,8 @@ from test_prepare_refusals import ROWS, classifier, weight
 from offramp_core.errors import ModelRefusedError
 from offramp_core.task import TaskSpec
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.sources import load_backbone
-from offramp_worker.prepare.task import declared_task
+from offramp_worker.prepare.source.sources import load_backbone
+from offramp_worker.prepare.source.task import declared_task
 
 Array = npt.NDArray[np.float32]
 RNG = np.random.default_rng(5)

@@ -22,11 +22,11 @@ from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.bundle.lengths import bucket_length, buckets, by_length, pad_rows, typical_batch
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.devices import open_session
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.places import find_places
+from offramp_worker.prepare.places.places import find_places
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.sources import load_backbone
+from offramp_worker.prepare.source.sources import load_backbone
 
 pytestmark = pytest.mark.slow  # exports with torch
 

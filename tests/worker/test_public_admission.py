@@ -25,7 +25,7 @@ from processes import WorkerProcess, decoded, document, eventually, infer_json, 
 
 from offramp_core.bundle import Profile
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.settings import settings_from_env
 
 pytestmark = pytest.mark.slow  # real workers

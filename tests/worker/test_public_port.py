@@ -22,7 +22,7 @@ from processes import START_SECONDS, WorkerProcess, document, eventually, infer_
 from prometheus_client.parser import text_string_to_metric_families
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.settings import settings_from_env
 
 ROW = bundles.CHANNELS * bundles.SIZE * bundles.SIZE

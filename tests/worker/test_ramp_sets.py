@@ -20,8 +20,8 @@ from offramp_core.plan import Plan
 from offramp_core.protocol import Refusal, SignedDocument
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.ramp_sets import input_digest, load_ramp_set, set_folder, write_ramp_set
-from offramp_worker.engine.ramp_sets import PlanPostponedError
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.ramp_sets import PlanPostponedError
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.plans.apply import PATIENCE_SECONDS
 from offramp_worker.plans.poll import PlanFile
 

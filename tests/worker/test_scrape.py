@@ -11,10 +11,10 @@ from processes import plan_for
 
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.arms import Active, Runtime
-from offramp_worker.engine.breaker import Breaker
-from offramp_worker.engine.counters import Counters
-from offramp_worker.engine.scrape import EngineState, RampUtility
+from offramp_worker.engine.accounts.counters import Counters
+from offramp_worker.engine.accounts.scrape import EngineState, RampUtility
+from offramp_worker.engine.arms.arms import Active, Runtime
+from offramp_worker.engine.arms.breaker import Breaker
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from processes import WorkerProcess, document, plan_for, sign
 from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import SliceCounts, slice_number
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.execution.sessions import Sessions
 
 BOTH = {"slices": ("day", "night"), "holdback_share": 0.0}
 

@@ -29,8 +29,8 @@ from offramp_core.uncertainty import exit_test, quantile_table, uncertainty
 from offramp_worker.bundle.confidence import add_confidence
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import open_session
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.prepare.objectives import objective_of, targets_of
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.prepare.heads.objectives import objective_of, targets_of
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Reporter
 

@@ -21,10 +21,10 @@ from test_engine import EVERYONE, Bench, held_up
 
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine import vitals
-from offramp_worker.engine.execute import Runnable
-from offramp_worker.engine.ramp_sets import PlanPostponedError
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket, UnableError
+from offramp_worker.engine.execution.execute import Runnable
+from offramp_worker.engine.execution.ramp_sets import PlanPostponedError
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.queue.tickets import Ticket, UnableError
 from offramp_worker.engine.vitals import FAILED_IN_A_ROW, GIVE_UP_SECONDS, LONGEST_PAUSE_SECONDS, SOUND_SECONDS, Vitals
 from offramp_worker.main import EXECUTOR_LOST
 from offramp_worker.plans.apply import PlanDesk

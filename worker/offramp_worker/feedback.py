@@ -11,7 +11,7 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.http.tensors import BadRequestError, InferRequest
 from offramp_worker.metrics import Metrics
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.feedback import Feedback
 from offramp_worker.http.tensors import InferRequest
 from offramp_worker.logs import log_event

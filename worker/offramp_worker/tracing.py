@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.http.bodies import Headers
 
 CONTEXT_HEADERS = (b"traceparent", b"tracestate")

@@ -12,12 +12,12 @@ from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import Bundle, load_bundle, row_bytes
-from offramp_worker.engine.captures import Captures
+from offramp_worker.engine.accounts.captures import Captures
+from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.options import EngineOptions
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import Ticket
+from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk

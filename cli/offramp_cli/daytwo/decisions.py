@@ -8,11 +8,11 @@ from typing import Any
 
 from offramp_cli.source.source import RefusedError
 from offramp_core.control.codec import format_time
-from offramp_core.control.gates import proves
 from offramp_core.control.objects import Rollout
-from offramp_core.control.rollout import awaits_approval
-from offramp_core.control.tuner import TUNE
-from offramp_core.control.versions import ABORT, PROMOTE, on_trial
+from offramp_core.control.rollouts.gates import proves
+from offramp_core.control.rollouts.rollout import awaits_approval
+from offramp_core.control.tuning.tuner import TUNE
+from offramp_core.control.workers.versions import ABORT, PROMOTE, on_trial
 from offramp_core.reasons import Reason
 from offramp_operator.explain.family import Family
 

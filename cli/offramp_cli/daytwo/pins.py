@@ -16,7 +16,7 @@ from offramp_cli.source.source import RefusedError, SourceError
 from offramp_cli.verify import load_held_out
 from offramp_core.control.objects import Config
 from offramp_core.control.spec import ServiceSpec, parse_spec
-from offramp_core.control.tuner import PIN_RECORDS
+from offramp_core.control.tuning.tuner import PIN_RECORDS
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan, format_threshold

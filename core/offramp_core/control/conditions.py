@@ -12,10 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from offramp_core.control.audit import worth_one
-from offramp_core.control.capacity import Capacity
 from offramp_core.control.codec import format_time
-from offramp_core.control.delivery import STALLING, fetching
 from offramp_core.control.objects import (
     Condition,
     ConditionStatus,
@@ -28,12 +25,15 @@ from offramp_core.control.objects import (
     VersionStatus,
     WorkersStatus,
 )
-from offramp_core.control.recreate import interruption
 from offramp_core.control.routes import alone, rate, route_uses
 from offramp_core.control.snapshot import Scaling, Trouble, Turn, Worker
 from offramp_core.control.spec import Autoscaling
-from offramp_core.control.update import Update
-from offramp_core.control.versions import Version
+from offramp_core.control.stable.audit import worth_one
+from offramp_core.control.workers.capacity import Capacity
+from offramp_core.control.workers.delivery import STALLING, fetching
+from offramp_core.control.workers.recreate import interruption
+from offramp_core.control.workers.update import Update
+from offramp_core.control.workers.versions import Version
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.protocol import TIMES, ArmCounts, RouteCounts, TimeName
 from offramp_core.reasons import AnyReason, ConditionType, MaybeReason, Reason

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from offramp_core.control.absent import without_workers
-from offramp_core.control.attempts import advanced
 from offramp_core.control.document import differs, drafted
 from offramp_core.control.draft import Draft, begun
-from offramp_core.control.falling import settled
-from offramp_core.control.history import config_statuses, forgotten
 from offramp_core.control.objects import RolloutStatus, Service, ServiceStatus
-from offramp_core.control.proposals import audited, concluded, proposed, without_idle_ramps
-from offramp_core.control.recreate import interruption, recreated, recreates
-from offramp_core.control.rollout import awaits_approval, intent_key
+from offramp_core.control.rollouts.attempts import advanced
+from offramp_core.control.rollouts.rollout import awaits_approval, intent_key
 from offramp_core.control.seen import Seen, see
 from offramp_core.control.served import Served, served_by
 from offramp_core.control.snapshot import Decision, Event, NewRollout, Snapshot, TrainingOrder
+from offramp_core.control.stable.falling import settled
+from offramp_core.control.stable.history import config_statuses, forgotten
 from offramp_core.control.status import quarantine_reported, service_status
-from offramp_core.control.training import TrainingView, train_or_wait
-from offramp_core.control.update import Update, UpdateView, next_update
-from offramp_core.control.versions import Version, VersionView, next_version
+from offramp_core.control.tuning.proposals import audited, concluded, proposed, without_idle_ramps
+from offramp_core.control.tuning.training import TrainingView, train_or_wait
+from offramp_core.control.workers.absent import without_workers
+from offramp_core.control.workers.recreate import interruption, recreated, recreates
+from offramp_core.control.workers.update import Update, UpdateView, next_update
+from offramp_core.control.workers.versions import Version, VersionView, next_version
 from offramp_core.reasons import ConditionType, Reason
 
 BUSY_REQUEUE_SECONDS = 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from offramp_core.control.audit import worth_one
 from offramp_core.control.draft import Draft
 from offramp_core.control.objects import Config, Measured, Rollout, Service, SliceStop, TuningStatus
-from offramp_core.control.rollout import CANARY_SERVES
+from offramp_core.control.rollouts.rollout import CANARY_SERVES
 from offramp_core.control.seen import Seen
+from offramp_core.control.stable.audit import worth_one
 from offramp_core.control.trust import last_epoch
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmPlan, PlanDocument, Withdrawn

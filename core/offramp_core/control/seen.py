@@ -10,10 +10,10 @@ from offramp_core.control.objects import RampSetStatus, Service
 from offramp_core.control.served import Served, votes
 from offramp_core.control.snapshot import RecordStore, Snapshot, Worker
 from offramp_core.control.spec import ServiceSpec
-from offramp_core.control.training import working_set
 from offramp_core.control.trust import foreign, quarantined, strangers
-from offramp_core.control.update import Update
-from offramp_core.control.versions import Version
+from offramp_core.control.tuning.training import working_set
+from offramp_core.control.workers.update import Update
+from offramp_core.control.workers.versions import Version
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts, Observations
 

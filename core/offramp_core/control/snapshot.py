@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offramp_core.control.objects import Cause, Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.watch import Watch
+from offramp_core.control.stable.watch import Watch
 from offramp_core.plan import Plan
 from offramp_core.protocol import Observations, PlanDocument, WorkerState
 from offramp_core.reasons import AnyReason, MaybeReason, Reason

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, log
 
-from offramp_core.control.audit import worth_one
-from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
-from offramp_core.control.delivery import proven_models
 from offramp_core.control.draft import Draft
-from offramp_core.control.holdback import loss
 from offramp_core.control.objects import Condition, Rollout, RolloutSummary, ServiceStatus
-from offramp_core.control.rollout import CANARY_SERVES
+from offramp_core.control.rollouts.rollout import CANARY_SERVES
 from offramp_core.control.routes import pooled
 from offramp_core.control.seen import Seen
 from offramp_core.control.snapshot import Event, Snapshot, Worker
 from offramp_core.control.spec import Step
+from offramp_core.control.stable.audit import worth_one
+from offramp_core.control.stable.holdback import loss
 from offramp_core.control.trust import not_pooled
-from offramp_core.control.tuner import PinJudged, Tuned
-from offramp_core.control.versions import serving_source
+from offramp_core.control.tuning.tuner import PinJudged, Tuned
+from offramp_core.control.workers.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
+from offramp_core.control.workers.delivery import proven_models
+from offramp_core.control.workers.versions import serving_source
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import exits_off_plan
 from offramp_core.reasons import ConditionType, Reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from offramp_core.control.ledger import impossible
 from offramp_core.control.objects import Rollout
+from offramp_core.control.rollouts.ledger import impossible
 from offramp_core.control.served import digests_of
 from offramp_core.control.snapshot import Snapshot, Worker
 from offramp_core.plan import Plan

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from offramp_core import binomial
 from offramp_core.audits import audit_price
-from offramp_core.control.audit import QUIET_RATE
+from offramp_core.control.stable.audit import QUIET_RATE
 from offramp_core.evaluate import evaluate
 from offramp_core.plan import MAX_ACTIVE_RAMPS
 from offramp_core.precision import EXACT

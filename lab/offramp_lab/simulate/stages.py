@@ -32,7 +32,7 @@ class Stages:
         ``leaves`` counts the rows of the batch by the stage where they leave, those that run to the output last. With
         ``carry_on`` (results only) all rows are carried to the output; else a batch that all rows left ends, and one
         that some left is regrouped where that pays. The rules are those
-        of :func:`offramp_worker.engine.execute.run_stages`.
+        of :func:`offramp_worker.engine.execution.execute.run_stages`.
         """
         key = (carry_on, leaves)
         if key not in self._known:

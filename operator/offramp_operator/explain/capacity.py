@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from offramp_core.control.capacity import headroom
 from offramp_core.control.codec import to_json
+from offramp_core.control.workers.capacity import headroom
 from offramp_core.reasons import ConditionType
 from offramp_operator.explain.family import Family
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from offramp_core.control.codec import parse_time
 from offramp_core.control.objects import Condition, Config, Rollout, Service
-from offramp_core.control.rollout import awaits_approval
+from offramp_core.control.rollouts.rollout import awaits_approval
 from offramp_operator.shell.manifests import config_from_manifest, rollout_from_manifest, service_from_manifest
 
 Manifest = dict[str, Any]

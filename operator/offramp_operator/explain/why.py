@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from offramp_core.control.gates import not_excluded, proves, words
 from offramp_core.control.objects import Condition, GateStatus, Rollout
+from offramp_core.control.rollouts.gates import not_excluded, proves, words
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import Reason, Tone, condition_tone
 from offramp_operator.explain.capacity import capacity_data

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from offramp_core.control.capacity import floor_in_force
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Scaling
+from offramp_core.control.workers.capacity import floor_in_force
 from offramp_core.reasons import MaybeReason, Reason, parse_reason
 from offramp_operator.kube.kinds import FIELD_MANAGER, Object, name_of
 from offramp_operator.kube.pods import controls

@@ -1,5 +1,5 @@
 """Which services may have their workers replaced because the administrator changed what all of them run
-(see :mod:`offramp_core.control.pace`).
+(see :mod:`offramp_core.control.workers.pace`).
 
 What is known of each service is what its last pass has seen; before every service has had one, nobody's turn has come.
 A process paces the services of the shards that it holds, so a bad image costs at most one service for each process that
@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from offramp_core.control.objects import Condition, Service
-from offramp_core.control.pace import Member, Standing, Turns, next_turns
 from offramp_core.control.snapshot import Turn
+from offramp_core.control.workers.pace import Member, Standing, Turns, next_turns
 from offramp_core.reasons import ConditionType, PassedOn, Reason
 from offramp_operator.kube.failures import condition
 from offramp_operator.kube.kinds import Object

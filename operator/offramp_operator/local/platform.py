@@ -17,7 +17,7 @@ import msgspec
 from offramp_core.control.codec import format_time
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import Event, Gathered, NewConfig, NewRollout, TrainingOrder
-from offramp_core.control.update import brought_back, strategy_in_force
+from offramp_core.control.workers.update import brought_back, strategy_in_force
 from offramp_core.errors import UnavailableError
 from offramp_core.protocol import PlanDocument, SignedDocument
 from offramp_operator.local.fleet import Fleet

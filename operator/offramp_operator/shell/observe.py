@@ -22,8 +22,8 @@ import aiohttp
 import numpy as np
 
 from offramp_core.bundle import column_arrays
-from offramp_core.control.ledger import impossible, went_backwards
 from offramp_core.control.objects import TuningStatus
+from offramp_core.control.rollouts.ledger import impossible, went_backwards
 from offramp_core.control.snapshot import Load, Observed, RecordStore, Worker, WorkerEndpoint
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState

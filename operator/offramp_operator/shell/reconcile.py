@@ -12,7 +12,7 @@ from offramp_core.control.decide import decide
 from offramp_core.control.document import only_takes_away
 from offramp_core.control.objects import Service, ServiceStatus
 from offramp_core.control.snapshot import Decision, Gathered, Observed, RecordStore, Snapshot, WorkerEndpoint
-from offramp_core.control.watch import Watch
+from offramp_core.control.stable.watch import Watch
 from offramp_core.protocol import PlanDocument
 from offramp_core.reasons import ConditionType, Reason
 from offramp_core.tuning import TuningRequest, tune

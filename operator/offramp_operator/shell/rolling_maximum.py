@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from offramp_core.control.capacity import PEAK_SECONDS
+from offramp_core.control.workers.capacity import PEAK_SECONDS
 
 SLOTS = 12
 

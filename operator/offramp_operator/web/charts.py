@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-from offramp_core.control.gates import proves
+from offramp_core.control.rollouts.gates import proves
 from offramp_core.evidence.words import e_value
 from offramp_operator.explain.latency import Distribution, LatencyFacts
 from offramp_operator.explain.network import NetworkFacts, RampFacts

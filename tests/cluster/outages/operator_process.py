@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import aiohttp
 
-from offramp_core.control import decide, rollout
+from offramp_core.control import decide
+from offramp_core.control.rollouts import rollout
 from offramp_operator import main
 from offramp_operator.kube import client, leader, queue, watch
 from offramp_operator.shell import observe
@@ -22,7 +23,7 @@ SLOWNESS = float(os.environ.get("OFFRAMP_TEST_SLOWNESS", "1"))
 
 # Batches of the tiny model take times that scatter widely: a step below weight 100 would need 2,000 of them.
 try:
-    from offramp_core.control import slowness
+    from offramp_core.control.rollouts import slowness
 except ImportError:  # the release before this one, which an upgrade begins with
     from offramp_core.evidence import exposure
 

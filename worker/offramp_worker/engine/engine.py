@@ -27,24 +27,31 @@ from offramp_core.plan import exits_off_plan
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.accounts import Accounts
-from offramp_worker.engine.arms import Active, Runtime
-from offramp_worker.engine.audits import AuditDesk
-from offramp_worker.engine.batcher import Batch, Batcher
-from offramp_worker.engine.cache import PredictionCache
-from offramp_worker.engine.captures import Captures
-from offramp_worker.engine.counters import Counters, RecordRing
-from offramp_worker.engine.deadlines import Deadlines
-from offramp_worker.engine.executor import Executor
-from offramp_worker.engine.followers import Followers
-from offramp_worker.engine.leases import Arms
-from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.accounts.accounts import Accounts
+from offramp_worker.engine.accounts.audits import AuditDesk
+from offramp_worker.engine.accounts.captures import Captures
+from offramp_worker.engine.accounts.counters import Counters, RecordRing
+from offramp_worker.engine.accounts.scrape import EngineState, RampUtility
+from offramp_worker.engine.arms.arms import Active, Runtime
+from offramp_worker.engine.arms.leases import Arms
+from offramp_worker.engine.arms.marker import CrashMarker
+from offramp_worker.engine.execution.executor import Executor
+from offramp_worker.engine.execution.ramp_sets import HeldSets
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.options import EngineOptions
-from offramp_worker.engine.ramp_sets import HeldSets
-from offramp_worker.engine.replies import Progress, Replies
-from offramp_worker.engine.scrape import EngineState, RampUtility
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import HIGHEST_PRIORITY, Deliver, OverloadedError, Ticket, UnableError, new_ticket
+from offramp_worker.engine.queue.batcher import Batch, Batcher
+from offramp_worker.engine.queue.cache import PredictionCache
+from offramp_worker.engine.queue.deadlines import Deadlines
+from offramp_worker.engine.queue.followers import Followers
+from offramp_worker.engine.queue.replies import Progress, Replies
+from offramp_worker.engine.queue.tickets import (
+    HIGHEST_PRIORITY,
+    Deliver,
+    OverloadedError,
+    Ticket,
+    UnableError,
+    new_ticket,
+)
 from offramp_worker.engine.vitals import Vitals
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics

@@ -16,7 +16,7 @@ from offramp_core.generation.losses import Output
 from offramp_core.precision import EXACT
 from offramp_core.protocol import RampInfo, RouteCounts, slice_number, stream_number
 from offramp_core.reasons import RequestOutcome
-from offramp_worker.engine.counters import Counters, Origin, RecordRing
+from offramp_worker.engine.accounts.counters import Counters, Origin, RecordRing
 from offramp_worker.generate.audits import Audited, Owed
 from offramp_worker.generate.metrics import GenerationMetrics
 from offramp_worker.generate.routes import routes_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.vitals import Vitals
 from offramp_worker.generate.seam import GenerationEngine, SequenceProgress
 from offramp_worker.generate.tickets import Ticket

@@ -18,7 +18,7 @@ from offramp_core.generation.admission import AdmissionLimits, Closed, Refused, 
 from offramp_core.generation.losses import AnswerLosses
 from offramp_core.generation.turns import PromptReading, next_prompt, piece
 from offramp_core.reasons import RequestOutcome
-from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.vitals import Vitals
 from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.answers import Piece

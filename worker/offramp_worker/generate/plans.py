@@ -11,9 +11,9 @@ from offramp_core.generation.losses import Output
 from offramp_core.plan import Plan, exits_off_plan
 from offramp_core.protocol import PlanDocument, RampInfo, class_of
 from offramp_core.reasons import Reason
-from offramp_worker.engine.arms import Active, Runtime
-from offramp_worker.engine.counters import Counters
-from offramp_worker.engine.leases import Arms
+from offramp_worker.engine.accounts.counters import Counters
+from offramp_worker.engine.arms.arms import Active, Runtime
+from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.engine.vitals import Vitals
 from offramp_worker.generate.metrics import GenerationMetrics
 from offramp_worker.generate.seam import GenerationBundle

@@ -17,8 +17,8 @@ from offramp_core.generation.columns import VariantStep, steps_of
 from offramp_core.generation.drafts import Context, Drafts, Setting, load_class
 from offramp_core.precision import EXACT
 from offramp_core.protocol import Arm, RampInfo
-from offramp_worker.engine.arms import Active, Runtime
-from offramp_worker.engine.leases import Arms
+from offramp_worker.engine.arms.arms import Active, Runtime
+from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBundle
 
 _ROUTE = re.compile(r"(?P<variant>[a-z0-9.-]+)(\+(?P<draft>[a-z0-9./-]+):(?P<tokens>[0-9]{1,2}))?")

@@ -13,9 +13,9 @@ from offramp_core.generation.columns import variant_columns, variant_costs
 from offramp_core.generation.drafts import Drafts
 from offramp_core.generation.losses import AnswerLosses, answer_pattern
 from offramp_core.protocol import ArmCounts, Observations, RampInfo, RecordBlock, WorkerState
-from offramp_worker.engine.arms import Runtime
-from offramp_worker.engine.leases import Arms
-from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.arms.arms import Runtime
+from offramp_worker.engine.arms.leases import Arms
+from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.desk import DeskOptions, GenerationDesk
 from offramp_worker.generate.metrics import GenerationMetrics

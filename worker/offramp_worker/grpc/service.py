@@ -20,7 +20,7 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
+from offramp_worker.engine.queue.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
 from offramp_worker.grpc.health import HealthService
 from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message

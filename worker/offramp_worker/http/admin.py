@@ -18,7 +18,7 @@ from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import Observations, SignedDocument, WorkerState
 from offramp_core.reasons import Reason
 from offramp_worker.documents import parse_document
-from offramp_worker.engine.ramp_sets import PlanPostponedError
+from offramp_worker.engine.execution.ramp_sets import PlanPostponedError
 from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
 from offramp_worker.http.methods import with_methods
 from offramp_worker.plans.apply import PlanDesk

@@ -14,7 +14,7 @@ import orjson
 
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
+from offramp_worker.engine.queue.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
 from offramp_worker.http.bodies import Headers
 from offramp_worker.http.large import LARGE_BYTES, is_large, most_values, parse_large

@@ -26,7 +26,7 @@ from offramp_core.bundle import BYTES, TOP_LABEL, Manifest, OutputNames, TensorS
 from offramp_core.errors import OfframpError
 from offramp_core.task import LABEL
 from offramp_worker.bundle.load import NUMPY_TYPES
-from offramp_worker.engine.tickets import HIGHEST_PRIORITY, Ticket
+from offramp_worker.engine.queue.tickets import HIGHEST_PRIORITY, Ticket
 from offramp_worker.preprocess.encoded import Encoded, String, UnreadableError
 
 Array = npt.NDArray[Any]

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import PlanDocument, Refusal, SignedDocument
 from offramp_core.reasons import Reason
-from offramp_worker.engine.arms import Active
-from offramp_worker.engine.ramp_sets import PlanPostponedError
+from offramp_worker.engine.arms.arms import Active
+from offramp_worker.engine.execution.ramp_sets import PlanPostponedError
 from offramp_worker.logs import log_event
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.preparation import PlanTarget

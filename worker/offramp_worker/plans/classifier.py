@@ -13,12 +13,12 @@ from offramp_core.plan import Plan
 from offramp_core.protocol import PlanDocument, RampInfo, class_of
 from offramp_core.reasons import Reason
 from offramp_core.uncertainty import exit_test
-from offramp_worker.engine.arms import Active
-from offramp_worker.engine.counters import Counters
+from offramp_worker.engine.accounts.counters import Counters
+from offramp_worker.engine.arms.arms import Active
+from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.execute import Runnable
-from offramp_worker.engine.leases import Arms
-from offramp_worker.engine.ramp_sets import HeldSet
+from offramp_worker.engine.execution.execute import Runnable
+from offramp_worker.engine.execution.ramp_sets import HeldSet
 from offramp_worker.engine.vitals import Vitals
 from offramp_worker.plans.preparation import PlanTarget
 

@@ -19,7 +19,7 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.evidence.losses import LostAudits
 from offramp_core.protocol import SignedDocument
-from offramp_worker.engine.breaker import BreakerState
+from offramp_worker.engine.arms.breaker import BreakerState
 from offramp_worker.logs import log_event
 from offramp_worker.private import open_private
 

@@ -14,10 +14,10 @@ from offramp_core.evidence.slow import parse_limits
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, RampInfo, class_of
 from offramp_core.reasons import Reason
-from offramp_worker.engine.arms import Active, Runtime
-from offramp_worker.engine.breaker import Breaker
-from offramp_worker.engine.counters import Counters
-from offramp_worker.engine.leases import Arms
+from offramp_worker.engine.accounts.counters import Counters
+from offramp_worker.engine.arms.arms import Active, Runtime
+from offramp_worker.engine.arms.breaker import Breaker
+from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.engine.vitals import Vitals
 
 

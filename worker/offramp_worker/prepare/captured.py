@@ -28,7 +28,7 @@ from offramp_core.npz import read_npz
 from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.bundle.ramp_sets import DIGEST, load_ramp_set, write_ramp_set
-from offramp_worker.prepare.outlook import Outlook
+from offramp_worker.prepare.measuring.outlook import Outlook
 from offramp_worker.prepare.pipeline import PrepareRequest
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.refresh import refresh_bundle

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from offramp_core.bundle import HeadKind
-from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
+from offramp_worker.prepare.heads.selection import BUDGETS
+from offramp_worker.prepare.measuring.outlook import USUAL_OVERHEAD, Outlook
 from offramp_worker.prepare.report import PrepareReport, RampLine
-from offramp_worker.prepare.selection import BUDGETS
 
 SIZE, DPI = (11.0, 7.5), 110
 SHOWN_BUDGET = 0.01

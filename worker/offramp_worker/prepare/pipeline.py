@@ -18,21 +18,8 @@ from offramp_core.task import Task, TaskSpec
 from offramp_core.uncertainty import quantile_table, uncertainty
 from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.devices import CPU, DEVICES, missing
-from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.data import (
-    FloatArray,
-    HeadSplit,
-    InputArray,
-    SplitName,
-    content_digest,
-    load_inputs,
-    plan_split,
-    remove_repeats,
-    with_one_length,
-)
-from offramp_worker.prepare.executors import COMPILE_LIMIT, ORT_FP32, ORT_INT8, Executors, compare_executors
-from offramp_worker.prepare.features import blank_heads, tapped_logits
-from offramp_worker.prepare.fitting import (
+from offramp_worker.prepare.heads.features import blank_heads, tapped_logits
+from offramp_worker.prepare.heads.fitting import (
     DEFAULT_HEAD_SHARE,
     Rungs,
     Taught,
@@ -44,18 +31,31 @@ from offramp_worker.prepare.fitting import (
     fit_growing,
     fit_pooled,
 )
-from offramp_worker.prepare.locations import FAMILY, local_path, model_file
-from offramp_worker.prepare.outlook import outlooks
-from offramp_worker.prepare.places import FoundPlaces, find_places
-from offramp_worker.prepare.plain import Parameters
-from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
-from offramp_worker.prepare.preprocessing import ImageReader, StepsBefore, steps_before
-from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
+from offramp_worker.prepare.heads.plain import Parameters
+from offramp_worker.prepare.heads.selection import CandidateVerdict, RampCost, RampMerit, cost_of, merit, select_ramps
+from offramp_worker.prepare.measuring.executors import COMPILE_LIMIT, ORT_FP32, ORT_INT8, Executors, compare_executors
+from offramp_worker.prepare.measuring.outlook import outlooks
+from offramp_worker.prepare.measuring.profiling import BATCH_SIZES, Measurements, measure
+from offramp_worker.prepare.places.cuts import Place
+from offramp_worker.prepare.places.places import FoundPlaces, find_places
+from offramp_worker.prepare.precision.precisions import Allowed, Approximations, Chain, Work, approximate, merits
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
-from offramp_worker.prepare.selection import CandidateVerdict, RampCost, RampMerit, cost_of, merit, select_ramps
-from offramp_worker.prepare.sources import SAMPLE_ROWS, Backbone, fitted_rows, load_backbone
-from offramp_worker.prepare.texts import find_tokenizer
+from offramp_worker.prepare.source.data import (
+    FloatArray,
+    HeadSplit,
+    InputArray,
+    SplitName,
+    content_digest,
+    load_inputs,
+    plan_split,
+    remove_repeats,
+    with_one_length,
+)
+from offramp_worker.prepare.source.locations import FAMILY, local_path, model_file
+from offramp_worker.prepare.source.preprocessing import ImageReader, StepsBefore, steps_before
+from offramp_worker.prepare.source.sources import SAMPLE_ROWS, Backbone, fitted_rows, load_backbone
+from offramp_worker.prepare.source.texts import find_tokenizer
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
 from offramp_worker.preprocess.texts import load_tokenizer
 from offramp_worker.settings import available_cpus

@@ -37,12 +37,12 @@ from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.heads import KINDS, parameter_shapes
 from offramp_worker.bundle.load import NUMPY_TYPES, Bundle, load_bundle
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray
-from offramp_worker.prepare.features import heads_of, tapped_logits
-from offramp_worker.prepare.fitting import Fitted, Workshop, calibrated, fit_convolutions, fit_given, fit_growing
-from offramp_worker.prepare.objectives import Objective, objective_of, targets_of
-from offramp_worker.prepare.outlook import Outlook, outlooks
+from offramp_worker.prepare.heads.features import heads_of, tapped_logits
+from offramp_worker.prepare.heads.fitting import Fitted, Workshop, calibrated, fit_convolutions, fit_given, fit_growing
+from offramp_worker.prepare.heads.objectives import Objective, objective_of, targets_of
+from offramp_worker.prepare.heads.selection import CandidateVerdict, RampCost, RampMerit, merit
+from offramp_worker.prepare.heads.trainer import HAS_TORCH, Parameters
+from offramp_worker.prepare.measuring.outlook import Outlook, outlooks
 from offramp_worker.prepare.pipeline import (
     PrepareRequest,
     check_request,
@@ -52,13 +52,13 @@ from offramp_worker.prepare.pipeline import (
     score_table,
     training_threads,
 )
-from offramp_worker.prepare.preprocessing import ImageReader
+from offramp_worker.prepare.places.cuts import Place
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
-from offramp_worker.prepare.selection import CandidateVerdict, RampCost, RampMerit, merit
-from offramp_worker.prepare.sources import Backbone
-from offramp_worker.prepare.task import found_scale
-from offramp_worker.prepare.trainer import HAS_TORCH, Parameters
+from offramp_worker.prepare.source.data import FloatArray, HeadSplit, InputArray
+from offramp_worker.prepare.source.preprocessing import ImageReader
+from offramp_worker.prepare.source.sources import Backbone
+from offramp_worker.prepare.source.task import found_scale
 from offramp_worker.prepare.writing import write_refreshed
 
 Logits = dict[str, FloatArray]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from offramp_core.columns import final_id
 from offramp_core.precision import EXACT
-from offramp_worker.prepare.data import FloatArray
-from offramp_worker.prepare.executors import Executors
-from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
-from offramp_worker.prepare.places import Unread
-from offramp_worker.prepare.precisions import INT8, Approximations
-from offramp_worker.prepare.quantizing import Quantized
-from offramp_worker.prepare.selection import BUDGETS, CandidateVerdict, RampMerit, Untrained
+from offramp_worker.prepare.heads.selection import BUDGETS, CandidateVerdict, RampMerit, Untrained
+from offramp_worker.prepare.measuring.executors import Executors
+from offramp_worker.prepare.measuring.outlook import USUAL_OVERHEAD, Outlook
+from offramp_worker.prepare.places.places import Unread
+from offramp_worker.prepare.precision.precisions import INT8, Approximations
+from offramp_worker.prepare.precision.quantizing import Quantized
+from offramp_worker.prepare.source.data import FloatArray
 from offramp_worker.prepare.writing import ramp_order
 
 if TYPE_CHECKING:  # the worker image trains without showing anything, and has no such library

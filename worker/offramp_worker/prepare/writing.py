@@ -36,9 +36,9 @@ from offramp_core.bundle import (
     side_model_file,
 )
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
-from offramp_worker.prepare.data import FloatArray, InputArray
-from offramp_worker.prepare.preprocessing import StepsBefore
-from offramp_worker.prepare.sources import Backbone
+from offramp_worker.prepare.source.data import FloatArray, InputArray
+from offramp_worker.prepare.source.preprocessing import StepsBefore
+from offramp_worker.prepare.source.sources import Backbone
 
 
 @dataclass(frozen=True, slots=True)

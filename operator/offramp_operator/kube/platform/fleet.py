@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Scaling, WorkerEndpoint
-from offramp_core.control.versions import Split, split_in_force
+from offramp_core.control.workers.versions import Split, split_in_force
 from offramp_core.errors import InvalidSpecError
 from offramp_core.reasons import AnyReason, Reason
 from offramp_operator.kube import manifests, pods

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Trouble
-from offramp_core.control.versions import request_share
+from offramp_core.control.workers.versions import request_share
 from offramp_core.reasons import Reason
 from offramp_operator.kube import manifests, pods, routes
 from offramp_operator.kube.cache import ObjectCache

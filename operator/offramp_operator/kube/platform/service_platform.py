@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.pace import Member, Standing
 from offramp_core.control.snapshot import Event, Gathered, NewConfig, NewRollout, TrainingOrder, WorkerEndpoint
+from offramp_core.control.workers.pace import Member, Standing
 from offramp_core.errors import InvalidSpecError
 from offramp_core.protocol import PlanDocument, SignedDocument
 from offramp_operator.kube import manifests

@@ -8,8 +8,8 @@ import msgspec
 
 from offramp_core.control.objects import ModelSource, Service
 from offramp_core.control.snapshot import Turn
-from offramp_core.control.update import brought_back
-from offramp_core.control.versions import split_in_force
+from offramp_core.control.workers.update import brought_back
+from offramp_core.control.workers.versions import split_in_force
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube import manifests, pods
 from offramp_operator.kube.cache import ObjectCache

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import TrainingOrder, TrainingReport
-from offramp_core.control.versions import split_in_force
+from offramp_core.control.workers.versions import split_in_force
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube import manifests, pods, training
 from offramp_operator.kube.cache import ObjectCache

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from offramp_core.control.capacity import floor_in_force
 from offramp_core.control.objects import Service
-from offramp_core.control.update import brought_back, strategy_in_force
-from offramp_core.control.versions import Split
+from offramp_core.control.workers.capacity import floor_in_force
+from offramp_core.control.workers.update import brought_back, strategy_in_force
+from offramp_core.control.workers.versions import Split
 from offramp_core.errors import InvalidSpecError
 from offramp_core.reasons import AnyReason, Reason, parse_reason
 from offramp_operator.kube import manifests

@@ -46,9 +46,9 @@ from offramp_worker.prepare.generation.writing import (
     write_rest,
     write_variant,
 )
-from offramp_worker.prepare.locations import local_path
 from offramp_worker.prepare.pipeline import NAME_PATTERN
 from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.source.locations import local_path
 
 CANDIDATES = (("int8", 8, (8,)), ("int4", 4, (4, 8)))  # name, bits of layers, bits of the head that are tried
 HEAD_WORTH = 0.01  # of agreement, for which a head of more bits is taken

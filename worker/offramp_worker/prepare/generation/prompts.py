@@ -8,7 +8,7 @@ from typing import Any
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.generate.tokenizer import BundleTokenizer
-from offramp_worker.prepare.locations import local_path
+from offramp_worker.prepare.source.locations import local_path
 from offramp_worker.preprocess.texts import named_panics
 
 MAX_LINE = 2**20  # characters

@@ -8,7 +8,7 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_worker.prepare.generation.checkpoint import Checkpoint
 from offramp_worker.prepare.generation.huggingface import CONFIG, read_huggingface
 from offramp_worker.prepare.generation.llama2c import read_llama2c
-from offramp_worker.prepare.locations import local_path
+from offramp_worker.prepare.source.locations import local_path
 
 TAKEN = (
     "a folder with config.json, model.safetensors and tokenizer.json, a .gguf file, or llama2c's .bin with its "

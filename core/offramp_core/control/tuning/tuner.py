@@ -1,0 +1,563 @@
+"""When to tune, on which records, and what to do with the outcome. Pins are judged here as well.
+
+A tuning is wanted for the first time, for a changed objective, after an alarm, and every so often in the hope
+of a better plan. It then waits for labels; asking for them is what makes the audit rate eager.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from offramp_core.certify import SliceBudget, all_streams_differ, allowance
+from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
+from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
+from offramp_core.control.spec import SliceObjective
+from offramp_core.control.stable.audit import clustering, expected_rate, quiet_rate
+from offramp_core.control.workers.versions import concerns_versions
+from offramp_core.evaluate import chain_of
+from offramp_core.plan import Plan
+from offramp_core.precision import EXACT
+from offramp_core.protocol import slice_number
+from offramp_core.reasons import MaybeReason, Reason
+from offramp_core.tuning import (
+    NeedsLabels,
+    NoGain,
+    PinCheck,
+    Proposed,
+    TuningRequest,
+    check_pin,
+    fresh_rows,
+    testable_labels,
+    testable_slices,
+)
+
+RETUNE_SECONDS = 3600.0
+EAGER_PAUSE = 9.0  # times as long as audits were many for an attempt they are few after it, where that is longer
+MIN_GAIN = 0.01
+RETRY_SECONDS = 10.0
+PIN_RECORDS = 2000
+CERTIFICATES_KEPT = 5
+TUNE = "tune"  # what a user may ask for, besides what the spec says
+LABELS_STEP = 100  # labels are told in steps, so that the status is not written for every one
+_LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
+_MIN_LABELS, _MAX_LABELS = 300, 5000
+MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
+_PATIENCE = 4  # times what a test is worth: a plan that needs more labels is given up for a more cautious one
+
+
+@dataclass(frozen=True, slots=True)
+class TunerView:
+    """``stable`` is the plan that serves all traffic now; ``rollout`` an unfinished attempt, if any.
+
+    ``recommended`` is an attempt that waits for a person's approval instead: a better one may be looked for meanwhile.
+    ``known`` names a plan that was stable lately and may come back, where exits are off. ``ramp_set`` is the set in
+    which plans are looked for (empty: that of the stable plan), ``saving_to_beat`` what the stable plan saves where it
+    is of another.
+    """
+
+    snapshot: Snapshot
+    status: TuningStatus
+    stable: Config
+    rollout: Rollout | None
+    now: float
+    recommended: Rollout | None = None
+    known: str = ""
+    ramp_set: str = ""
+    saving_to_beat: float = 0.0
+
+    @property
+    def objective(self) -> str:
+        plan = self.stable.plan
+        ramp_set = self.ramp_set or plan.ramp_set_digest
+        return f"{self.snapshot.service.spec.objective_key}/{plan.backbone_digest[-12:]}/{ramp_set[-12:]}"
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether plans are looked for in another ramp set than the one that serves."""
+        plan = self.stable.plan
+        return not plan.exits_off and self.ramp_set not in ("", plan.ramp_set_digest)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a better plan is being looked for right now."""
+        spec = self.snapshot.service.spec
+        if spec.mode not in ("Auto", "Recommend") or spec.suspend or self.rollout is not None:
+            return False
+        due = self.status.next_attempt_at is None or self.now >= self.status.next_attempt_at
+        return due or self.status.tuned_for != self.objective or self.asks_to_tune
+
+    @property
+    def request(self) -> str:
+        """What the user asks for, until it is answered."""
+        asked, service = self.snapshot.service.request, self.snapshot.service
+        if asked == self.status.handled_request or concerns_versions(service):
+            return ""
+        return asked
+
+    @property
+    def asks_to_tune(self) -> bool:
+        return self.request.startswith(f"{TUNE}/")
+
+    @property
+    def asks_the_unknown(self) -> bool:
+        return bool(self.request) and not self.asks_to_tune
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What the tuner wants done.
+
+    ``stable_over_budget`` and ``stable_not_allowed`` say why exits go off first: records show that the stable plan
+    breaks the budget, or the spec no longer allows it and nothing can take its place. ``withdraw`` says why a
+    recommendation no longer holds.
+    """
+
+    status: TuningStatus
+    request: TuningRequest | None = None
+    new_config: NewConfig | None = None
+    new_rollout: NewRollout | None = None
+    events: tuple[Event, ...] = ()
+    stable_over_budget: str = ""
+    stable_not_allowed: str = ""
+    withdraw: str = ""
+
+
+def tune_or_wait(view: TunerView) -> Tuned:
+    """Digest a finished tuning, or start one when enough labels are there, or say what is missing."""
+    status = view.status
+    labels = _labels(view)
+    if view.snapshot.tuning_outcome is not None:
+        return _digest(view)
+    if view.snapshot.tuning_running:
+        return Tuned(replace(status, state=Reason.TUNING, message="searching and certifying"))
+    if view.asks_the_unknown or not view.wanted:
+        return _rest(view)
+    if view.known and view.recommended is None and status.failures == 0:
+        return _come_back(view)
+    needed = labels_awaited(view)
+    if view.snapshot.observed.records is None or labels < needed:
+        waiting = (
+            _hopeless(view, needed=needed) if needed > MOST_LABELS else _collecting(view, labels=labels, needed=needed)
+        )
+        return Tuned(waiting)
+    begun = replace(
+        status, state=Reason.TUNING, labels=labels, requested_for=view.objective, message="searching and certifying"
+    )
+    return Tuned(begun, request=_request(view, view.snapshot.observed.records))
+
+
+def _come_back(view: TunerView) -> Tuned:
+    """A plan of the rollback window is proven for what is asked: it returns before anything new is looked for. One
+    failure ends this."""
+    rollout = new_rollout(view.snapshot, view.known, from_config=view.stable.name, cause="Tuned")
+    message = f"{view.known} was stable lately and comes back"
+    status = replace(
+        view.status,
+        state=Reason.ROLLING_OUT,
+        message=message,
+        tuned_for=view.objective,
+        next_attempt_at=view.now + RETUNE_SECONDS,
+    )
+    return Tuned(status, new_rollout=rollout, events=(Event(Reason.RAMP_PROPOSED, message),))
+
+
+def labels_awaited(view: TunerView) -> int:
+    """Fresh labels that the next attempt waits for: computed anew in every pass, since budget, tests and what labels
+    are worth change.
+
+    What the last attempt for the same objective asked for counts as well, within reason.
+    """
+    status, spec = view.status, view.snapshot.service.spec
+    level = allowance(1 - spec.confidence, status.tests_run + 1)
+    worth = math.ceil(status.design_effect * testable_labels(spec.max_disagreement, level))
+    asked = status.labels_needed if status.requested_for == view.objective else 0
+    first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
+    return max(first, worth, min(asked, _PATIENCE * worth))
+
+
+def first_attempt_labels(budget: float) -> int:
+    """Labels worth waiting for before a first attempt: fewer would mostly waste a test."""
+    return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
+
+
+def _hopeless(view: TunerView, *, needed: int) -> TuningStatus:
+    """No sample that is ever kept proves such a budget: nothing is waited for, and audits stay few."""
+    budget = view.snapshot.service.spec.max_disagreement
+    worth = f", as {view.status.design_effect:.1f} of them are worth one" if view.status.design_effect > 1 else ""
+    message = (
+        f"a certificate for a budget of {budget:.4%} takes about {needed} labels{worth}; at most {MOST_LABELS} are "
+        "kept. "
+        "Raise maxDisagreement, or name the streams of requests that resemble each other"
+    )
+    return replace(view.status, state=Reason.IDLE, labels=0, labels_needed=needed, message=message)
+
+
+def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
+    """How many labels are there, and how long the rest will take at the pace of the last ones."""
+    status, shown = view.status, labels - labels % LABELS_STEP
+    if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
+        return status
+    message = f"{shown} of {needed} labels"
+    store = view.snapshot.observed.records
+    if store is not None and store.records.time is not None and shown > 0 and needed > shown:
+        seconds = max(0.0, view.now - float(store.records.time[-LABELS_STEP])) / LABELS_STEP * (needed - shown)
+        message += f"; {_about(seconds)} more at today's traffic"
+    return replace(status, state=Reason.COLLECTING_LABELS, labels=shown, labels_needed=needed, message=message)
+
+
+def _about(seconds: float) -> str:
+    """A duration as people say it."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"about {seconds / size:.0f} {unit}"
+    return "less than a minute"
+
+
+def _rest(view: TunerView) -> Tuned:
+    """Nothing to look for; a request that nobody knows is told of once."""
+    if not view.asks_the_unknown:
+        return Tuned(_idle(view))
+    message = f"annotation {view.request!r} asks for nothing known; use {TUNE}/TIME"
+    status = replace(_idle(view), handled_request=view.request)
+    return Tuned(status, events=(Event(Reason.REQUEST_REFUSED, message, warning=True),))
+
+
+def _idle(view: TunerView) -> TuningStatus:
+    spec = view.snapshot.service.spec
+    if view.rollout is not None:
+        return replace(view.status, state=Reason.ROLLING_OUT, message=f"waiting for {view.rollout.name}")
+    if spec.suspend:
+        return replace(view.status, state=Reason.SUSPENDED, message="spec.suspend is true")
+    if spec.mode in ("Disabled", "Pinned"):  # whatever was found before, tuning begins anew when it is wanted again
+        state = Reason.PINNED if spec.mode == "Pinned" else Reason.DISABLED
+        return replace(
+            view.status,
+            state=Reason.ANOTHER_TASK if spec.no_exits_because else state,
+            message=spec.no_exits_because or f"ramps.mode is {spec.mode}",
+            tuned_for="",
+            next_attempt_at=None,
+            failures=0,
+        )
+    if view.recommended is not None:
+        asked = view.recommended
+        return replace(
+            view.status,
+            state=Reason.RECOMMENDED,
+            message=f"{asked.to_config} waits for spec.decision: Promote on {asked.name}",
+        )
+    stale = view.status.state in (Reason.ROLLING_OUT, Reason.RECOMMENDED)  # it told of a rollout that is over
+    return replace(view.status, state=Reason.IDLE, message="" if stale else view.status.message)
+
+
+def _labels(view: TunerView) -> int:
+    """Fresh records: no alarm has made them stale and no test has used them."""
+    return max(_fresh(view, view.status.consumed_through_at), _fresh(view, _eager_from(view.status)))
+
+
+def _fresh(view: TunerView, used: float | None) -> int:
+    store = view.snapshot.observed.records
+    if store is None:
+        return 0
+    return fresh_rows(store.records, consumed_through=used, discard_before=view.status.records_since_at)
+
+
+def _eager_from(status: TuningStatus) -> float | None:
+    """Records from then on were drawn at one high rate; with those of before, only as many would count as their low
+    rate had drawn."""
+    known = [at for at in (status.consumed_through_at, status.eager_since_at) if at is not None]
+    return max(known, default=None)
+
+
+def _used_through(view: TunerView) -> float | None:
+    """Records up to then test nothing: those that a test has used, and those of before audits became many, where the
+    former leave too few."""
+    status = view.status
+    enough = _fresh(view, status.consumed_through_at) >= _fresh(view, _eager_from(status))
+    return status.consumed_through_at if enough else _eager_from(status)
+
+
+def _request(view: TunerView, store: RecordStore) -> TuningRequest:
+    spec = view.snapshot.service.spec
+    return TuningRequest(
+        max_disagreement=spec.max_disagreement,
+        delta=1 - spec.confidence,
+        test_index=view.status.tests_run + 1,
+        max_overhead=spec.max_overhead,
+        max_ramps=spec.max_active,
+        ramp_ids=store.ramp_ids,
+        backbone_digest=store.backbone_digest,
+        ramp_set_digest=store.ramp_set_digest,
+        execution=spec.execution,
+        current=None if view.on_trial else view.stable.plan,
+        saving_to_beat=view.saving_to_beat if view.on_trial else 0.0,
+        min_gain=_min_gain(view),
+        consumed_through=_used_through(view),
+        discard_before=view.status.records_since_at,
+        precisions=spec.precisions,
+        audit_rate=expected_rate(view.snapshot.observed.load),
+        slices=_slices_to_certify(view, store),
+    )
+
+
+def _slices_to_certify(view: TunerView, store: RecordStore) -> tuple[SliceBudget, ...]:
+    """Slices with enough labels. Those that are too rare for a certificate do not keep the others from theirs; their
+    audits watch over them."""
+    spec, status, records = view.snapshot.service.spec, view.status, store.records
+    wanted = [
+        _budget(s) for s in spec.slices if (records.slice_id if s.predicted is None else records.final) is not None
+    ]
+    return testable_slices(
+        store.records,
+        wanted,
+        delta=1 - spec.confidence,
+        test_index=status.tests_run + 1,
+        consumed_through=status.consumed_through_at,
+    )
+
+
+def _budget(asked: SliceObjective) -> SliceBudget:
+    """A slice as records know it."""
+    if asked.predicted is None:
+        return SliceBudget(slice_number(asked.name), asked.max_disagreement)
+    return SliceBudget(asked.predicted, asked.max_disagreement, "Answer")
+
+
+def _min_gain(view: TunerView) -> float:
+    """Nothing is asked of the plan that replaces one with a ramp that does not pay, at the attempt that this brings
+    about."""
+    return 0.0 if view.status.unpaying == view.stable.name and not view.status.tuned_for else MIN_GAIN
+
+
+def _digest(view: TunerView) -> Tuned:
+    """What came out, and what keeps streams from being of use."""
+    tuned, store = _outcome_digested(view), view.snapshot.observed.records
+    if store is None or not all_streams_differ(store.records):
+        return tuned
+    message = (
+        f"{len(store.records)} records name nearly as many streams; name the source of requests, such as a "
+        "camera or a conversation"
+    )
+    return replace(tuned, events=(*tuned.events, Event(Reason.STREAMS_ALL_DIFFER, message, warning=True)))
+
+
+def _outcome_digested(view: TunerView) -> Tuned:
+    """Whatever came out, tests that ran are counted and the records they used are spent."""
+    outcome, status = view.snapshot.tuning_outcome, view.status
+    assert outcome is not None
+    if outcome.records_through is not None:
+        spent = max(outcome.records_through, status.consumed_through_at or 0.0)
+        status = replace(status, tests_run=status.tests_run + outcome.tests_run, consumed_through_at=spent)
+    if not view.wanted or status.requested_for != view.objective:  # the intent changed while the tuning ran
+        return Tuned(_idle(replace(view, status=status)))
+    if (outcome.records_through or math.inf) < (status.records_since_at or 0.0):  # so did the inputs
+        return Tuned(_idle(replace(view, status=status)))
+    if outcome.design_effect is not None:
+        effect = outcome.design_effect
+        known = clustering(status.clustering, design_effect=effect, sampled=outcome.sampled)
+        status = replace(status, design_effect=round(effect, 2), clustering=known)
+    over = ""
+    if outcome.current_over_budget and not view.stable.plan.exits_off:
+        over = (
+            f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent "
+            "records; exits are off"
+        )
+    if isinstance(outcome, NeedsLabels):
+        message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
+        waiting = replace(
+            status, state=Reason.COLLECTING_LABELS, labels=outcome.n, labels_needed=outcome.needed, message=message
+        )
+        return Tuned(waiting, stable_over_budget=over)
+    status = replace(status, labels_needed=0, next_attempt_at=view.now + _pause(view), tuned_for=view.objective)
+    if view.asks_to_tune:
+        status = replace(status, handled_request=view.request)
+    if isinstance(outcome, NoGain):
+        names = [s.name for s in view.snapshot.service.spec.slices if _budget(s) in outcome.slices]
+        of = f" of {', '.join(names)}" if names else ""
+        message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving, of=of)
+        none_fits = (
+            "" if outcome.current_allowed else f"{view.stable.name} is not what the spec allows now, and {message}"
+        )
+        withdraw = "" if view.recommended is None else f"on newer records {message}"
+        return Tuned(
+            replace(status, state=Reason.IDLE, message=message),
+            events=(Event(Reason.NO_BETTER_PLAN, message),),
+            stable_over_budget=over,
+            stable_not_allowed=none_fits,
+            withdraw=withdraw,
+        )
+    return replace(_propose(view, status, outcome), stable_over_budget=over)
+
+
+def _pause(view: TunerView) -> float:
+    """Seconds to the next attempt: an hour, or longer where labels took long, so that audits are many for a tenth of
+    the time at most."""
+    status = view.status
+    if status.eager_since_at is None or status.audit_rate <= quiet_rate(view.snapshot.observed.load):
+        return RETUNE_SECONDS
+    return max(RETUNE_SECONDS, EAGER_PAUSE * (view.now - status.eager_since_at))
+
+
+def _resemblance(outcome: NeedsLabels) -> str:
+    """What is to be said where labels are worth less than one each."""
+    if outcome.design_effect is None:
+        return (
+            ": mistakes come together over so many requests that nobody can say what a label is worth; name the "
+            "streams they come from"
+        )
+    return f": {outcome.design_effect:.1f} of them are worth one" if outcome.design_effect > 1 else ""
+
+
+_NO_GAIN = {
+    "NothingSaves": "no plan saves time within the budget",
+    "NotBetter": "the best plan found saves {saving:.0%}, not enough more than the one that serves",
+    "OverBudget": "no plan could be certified within the budget{of}",
+}
+
+
+def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
+    name = outcome.plan.name(view.snapshot.service.name)
+    if name == view.stable.name:  # it came to serve while the tuning ran
+        return Tuned(replace(status, state=Reason.IDLE, message=f"{name} is the best plan found, and serves"))
+    known = view.snapshot.gathered.configs.get(name)
+    if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
+        return Tuned(replace(status, state=Reason.COOLING_DOWN, message=f"{name} was rejected lately"))
+    certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
+    seen = outcome.predicted
+    prediction = Prediction(round(seen.saving, 4), round(seen.disagreement, 6), round(seen.audits, 4))
+    rejections = known.status.rejections if known is not None else 0  # a further failure must cool down longer
+    config = NewConfig(
+        name,
+        outcome.plan,
+        ConfigStatus("Tuned", "Certified", certificates[-CERTIFICATES_KEPT:], prediction, rejections),
+    )
+    at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
+    event = Event(
+        Reason.RAMP_PROPOSED,
+        f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its "
+        f"records; audits will take {prediction.audits:.1%}",
+    )
+    if view.recommended is not None and view.recommended.to_config == name:
+        return Tuned(
+            _idle(replace(view, status=status)), new_config=config
+        )  # still the best: only its certificate is newer
+    rollout = new_rollout(view.snapshot, name, from_config=view.stable.name, cause="Tuned")
+    withdraw = "" if view.recommended is None else f"{name} is better on newer records"
+    if view.snapshot.service.spec.mode == "Recommend":
+        status = replace(
+            status, state=Reason.RECOMMENDED, message=f"{name} waits for spec.decision: Promote on {rollout.name}"
+        )
+    else:
+        status = replace(status, state=Reason.ROLLING_OUT, message=f"rolling out {name}")
+    return Tuned(status, None, config, rollout, (event,), withdraw=withdraw)
+
+
+def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) -> NewRollout:
+    """The next attempt; numbers rise for good, because the newest attempts are never collected."""
+    name = f"{snapshot.service.name}-{max((r.number for r in snapshot.gathered.rollouts), default=0) + 1}"
+    return NewRollout(name, from_config, to, cause, snapshot.service.generation)  # type: ignore[arg-type]
+
+
+# --- after the fact --------------------------------------------------------------------------------
+
+
+def after_alarm(status: TuningStatus, *, now: float) -> TuningStatus:
+    """The inputs changed: what was recorded before says nothing about what comes now."""
+    return replace(status, records_since_at=now, tuned_for="", next_attempt_at=None, labels_needed=0)
+
+
+def after_rollback(status: TuningStatus, *, reason: MaybeReason, cooldown: float, now: float) -> TuningStatus:
+    """Look again soon, later after each failure. A certified plan that broke its budget means that the inputs moved."""
+    failures = status.failures + 1
+    retry = now + min(cooldown, RETRY_SECONDS * 2 ** (failures - 1))
+    if reason in (Reason.ACCURACY_REJECTED, Reason.DRIFT_REJECTED, Reason.DRIFT_DETECTED):
+        return replace(after_alarm(status, now=now), failures=failures)
+    return replace(status, failures=failures, next_attempt_at=retry)
+
+
+# --- pins ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PinJudged:
+    status: PinStatus
+    new_config: NewConfig | None = None
+    new_rollout: NewRollout | None = None
+    events: tuple[Event, ...] = ()
+
+
+def pinned_plan(
+    snapshot: Snapshot, *, backbone_digest: str, ramp_set_digest: str, order: tuple[str, ...]
+) -> Plan | None:
+    """The user's thresholds as a plan, ramps in network order; an unknown ramp goes last, for the workers to refuse."""
+    spec = snapshot.service.spec
+    if spec.pin is None:
+        return None
+    rank = {ramp_id: index for index, ramp_id in enumerate(order)}
+    ramps = tuple(sorted(spec.pin.ramps, key=lambda ramp: rank.get(ramp.id, len(rank))))
+    return Plan(backbone_digest, spec.pin.ramp_set_digest or ramp_set_digest, ramps, spec.pin.precision, spec.execution)
+
+
+def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollout | None) -> PinJudged:
+    """Refuse a pin that recorded traffic clearly contradicts; else let it canary and earn its place."""
+    service, status = snapshot.service, snapshot.service.status.pin
+    name = plan.name(service.name)
+    known, intent = snapshot.gathered.configs.get(name), f"{name}/{service.spec.objective_key}"
+    if stable.name == name and (rollout is None or rollout.to_config != name):
+        return PinJudged(PinStatus(service.generation, "Accepted", f"{name} serves", intent))
+    waiting = PinStatus(service.generation, "", f"{name} is being judged", intent)
+    if rollout is not None:
+        return PinJudged(waiting)
+    lost = _lost(snapshot, name, known, judged=status.intent == intent)
+    if lost:
+        return PinJudged(PinStatus(service.generation, "Rejected", lost, intent))
+    refused = _refused_by_records(snapshot, plan)
+    if refused:
+        before = known.status if known is not None else ConfigStatus("Pinned")
+        return PinJudged(
+            PinStatus(service.generation, "Rejected", refused, intent),
+            NewConfig(name, plan, replace(before, state="Rejected", message=refused)),
+            events=(Event(Reason.PIN_REJECTED, refused, warning=True),),
+        )
+    config = NewConfig(name, plan, known.status if known is not None else ConfigStatus("Pinned", "Proposed"))
+    return PinJudged(waiting, config, new_rollout(snapshot, name, from_config=stable.name, cause="Pinned"))
+
+
+def _lost(snapshot: Snapshot, name: str, known: Config | None, *, judged: bool) -> str:
+    """Why the pin has lost already, or empty.
+
+    ``judged`` says that this intent was judged before, maybe for an earlier generation: then the verdict stands, and a
+    plan that was accepted and has fallen since is no better. Else only an attempt of this very generation counts.
+    """
+    status = snapshot.service.status.pin
+    if judged and status.verdict == "Rejected":
+        return status.message
+    if judged and status.verdict == "Accepted" and known is not None and known.status.state == "Rejected":
+        return known.status.message
+    attempts = [r for r in snapshot.gathered.rollouts if r.to_config == name and r.cause == "Pinned"]
+    last = max(attempts, key=lambda r: r.number, default=None)
+    if last is None or last.status.verdict in ("", "Succeeded", "Superseded"):
+        return ""
+    mine = judged or last.generation == snapshot.service.generation
+    return f"{last.name}: {last.status.message}" if mine else ""
+
+
+def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
+    """Why recorded traffic contradicts the pin, or empty."""
+    store, spec = snapshot.observed.records, snapshot.service.spec
+    if store is None or store.ramp_set_digest != plan.ramp_set_digest:
+        return ""
+    if plan.precision not in (store.records.precision, *store.records.others):
+        return ""
+    if not {r.id for r in plan.ramps} <= set(chain_of(store.records, plan, store.ramp_ids)[1]):
+        return ""
+    since, time = snapshot.service.status.tuning.records_since_at, store.records.time
+    fresh = 0 if since is None or time is None else int(time.searchsorted(since))
+    recent = store.records.take(slice(max(fresh, len(store.records) - PIN_RECORDS), None))
+    check = check_pin(recent, plan, store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
+    if not isinstance(check, PinCheck) or not check.refused:
+        return ""
+    return (
+        f"on {check.n} recorded requests {check.words}; the budget is {spec.max_disagreement:.2%}. Lower the "
+        "thresholds or raise maxDisagreement"
+    )

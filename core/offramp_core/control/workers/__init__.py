@@ -1,0 +1,11 @@
+"""How workers come to another bundle or image, and how many there are.
+
+capacity.py  what workers answer with exits off, and how many it takes
+delivery.py  the bundle on its way to the workers
+update.py    how workers come to another bundle or image
+recreate.py  how the only worker is replaced where there is room for one
+versions.py  two versions of a model side by side
+pace.py      whose workers may be replaced now when all are to be
+rest.py      a service that nobody wants workers of
+absent.py    a pass without workers that have reported their model
+"""

@@ -1,0 +1,7 @@
+"""Which plan a batch runs under, without threads.
+
+arms.py     what an arm runs, and the draws
+leases.py   which arm a batch gets: the document in force, its leases, the breaker
+breaker.py  the detector over the stable arm's audits
+marker.py   which canary an earlier process died in
+"""

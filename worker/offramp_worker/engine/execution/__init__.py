@@ -1,0 +1,12 @@
+"""What runs: graphs, stages, and who leaves where.
+
+executor.py       a batch run as its runtime says
+execute.py        who leaves where, stage by stage
+sessions.py       the model's graphs, loaded
+stages.py         a plan's stages on the host
+device_stages.py  the same on a GPU
+ramp_sets.py      the heads that are held, each with its sessions and records
+scores.py         uncertainty of many heads at once
+usual.py          which inputs may be answered early
+warming.py        shapes that run once before requests come
+"""

@@ -1,0 +1,95 @@
+"""The executor: a batch runs as its runtime says, and what an exit or a lower precision must not answer goes through
+the exact stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.precision import EXACT
+from offramp_worker.engine.arms.arms import Runtime
+from offramp_worker.engine.execution.execute import Leave, run_again, run_apart, run_exact, run_stages
+from offramp_worker.engine.execution.ramp_sets import HeldSets
+from offramp_worker.engine.execution.sessions import reproduces
+from offramp_worker.engine.execution.usual import UsualInputs
+from offramp_worker.engine.queue.batcher import Batch
+from offramp_worker.engine.queue.deadlines import BatchDeadlines, Deadlines
+
+Array = npt.NDArray[Any]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Executor:
+    """Runs a batch under a runtime and yields rows as they leave; one batch at a time, since stages keep their
+    buffers."""
+
+    def __init__(self, sets: HeldSets, *, deadlines: Deadlines) -> None:
+        """Batches of the exact executor have a stage with buffers of its own; whichever set is held answers single rows
+        exactly."""
+        sessions = sets.held[0].sessions
+        self.exact_stage = sessions.exact_stage()
+        self._bundle, self._usual, self._sets, self._deadlines = sets.own, sessions.usual, sets, deadlines
+
+    def run(self, batch: Batch, runtime: Runtime) -> Iterator[Leave]:
+        """Rows of a batch as they leave."""
+        if runtime.exits_off:
+            return run_exact(self.exact_stage, batch.x)
+        deadlines = self._deadlines.of(batch, runtime)
+        may_leave = _may_leave(batch, runtime, self._usual)
+        if runtime.plan.precision == EXACT:
+            return _run(runtime, batch.x, may_leave=may_leave, deadlines=deadlines)
+        if may_leave is None:
+            return self._withheld(batch.x, runtime, _run(runtime, batch.x, may_leave=None, deadlines=deadlines))
+        return run_apart(
+            batch.x,
+            may_leave,
+            exact=self._sets.held[0].sessions.exact,
+            run=lambda x: self._withheld(
+                x,
+                runtime,
+                _run(runtime, x, may_leave=None, deadlines=None if deadlines is None else deadlines.of(may_leave)),
+            ),
+        )
+
+    def probe(self, rows: int) -> None:
+        """Run the exact stage on the bundle's probe, as many rows as a batch that failed had; raise unless it answers
+        as it should."""
+        bundle = self._bundle
+        at = np.arange(max(rows, len(bundle.probe_x))) % len(bundle.probe_x)
+        logits, _ = self.exact_stage.run(bundle.probe_x[at], bundle.probe_x[at])
+        if not reproduces(logits, bundle.probe_logits[at], bundle.task):
+            raise RuntimeError("its answers to the probe are not the model's")
+
+    def _withheld(self, x: Array, runtime: Runtime, leaves: Iterator[Leave]) -> Iterator[Leave]:
+        """Answers at a lower precision, none of which names a stopped class unless the exact executor says so too."""
+        if not runtime.stopped_classes:
+            return leaves
+        return run_again(x, leaves, exact=self._sets.held[0].sessions.exact, withheld=runtime.stopped_classes)
+
+
+def _may_leave(batch: Batch, runtime: Runtime, usual_inputs: UsualInputs) -> BoolArray | None:
+    """Rows that may leave early (n,): usual ones whose slice was not stopped; None where all may."""
+    usual = usual_inputs.rows(batch.x)
+    if not runtime.stopped:
+        return usual
+    going = np.array([ticket.slice_name not in runtime.stopped for ticket, _ in batch.owners])
+    if going.all():
+        return usual
+    return going if usual is None else usual & going
+
+
+def _run(
+    runtime: Runtime, x: Array, *, may_leave: BoolArray | None, deadlines: BatchDeadlines | None
+) -> Iterator[Leave]:
+    return run_stages(
+        runtime.stages,
+        x,
+        tests=runtime.tests,
+        may_leave=may_leave,
+        regroups=runtime.regrouping,
+        deadlines=deadlines,
+        withheld=runtime.stopped_classes if runtime.plan.precision == EXACT else (),
+    )

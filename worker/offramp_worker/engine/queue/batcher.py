@@ -1,0 +1,380 @@
+"""From requests to batches: a bounded queue in order of priority and deadline, and the policy that cuts batches from
+it.
+
+What to run, whom to admit and how large batches may be are pure functions in :mod:`offramp_core.batching` and
+:mod:`offramp_core.admission`, which the simulator calls as well; here are the lock, the lanes and the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from offramp_core.admission import Entry, QueueAdmission, due_after, forecast
+from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
+from offramp_worker.engine.queue.tickets import Array, OverloadedError, Ticket, UnableError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Rows that run together: ``x`` (n, ...), and for row i the request and the row of it that it belongs to.
+
+    ``taken`` is when they left the queue, ``followed`` whether the engine went from batch to batch with requests
+    waiting all the time.
+    """
+
+    x: Array
+    owners: list[tuple[Ticket, int]]
+    never_exit: bool
+    taken: float = 0.0
+    followed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+
+class _Lane:
+    """Waiting requests of one kind, first to run first."""
+
+    def __init__(self) -> None:
+        self.tickets: list[Ticket] = []
+        self.rows = 0
+
+    def add(self, ticket: Ticket) -> None:
+        insort(self.tickets, ticket, key=_order)
+        self.rows += ticket.waiting
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Whether it was there."""
+        at = bisect_left(self.tickets, _order(ticket), key=_order)
+        if at == len(self.tickets) or self.tickets[at] is not ticket:
+            return False
+        del self.tickets[at]
+        self.rows -= ticket.waiting
+        return True
+
+    def drop(self, tickets: list[Ticket]) -> None:
+        """Forget requests whose rows all run, given in order."""
+        if self.tickets[: len(tickets)] == tickets:
+            del self.tickets[: len(tickets)]
+        else:
+            gone = set(tickets)
+            self.tickets = [ticket for ticket in self.tickets if ticket not in gone]
+
+    def rows_before(self, ticket: Ticket) -> int:
+        """Rows that would run before those of a request that is not here yet."""
+        at = bisect_left(self.tickets, _order(ticket), key=_order)
+        return self.rows if at == len(self.tickets) else sum(t.waiting for t in self.tickets[:at])
+
+
+class Batcher:
+    """Requests under the plan and requests that must not exit early wait in a lane each. A batch that is taken must
+    be :meth:`ended`."""
+
+    def __init__(
+        self,
+        *,
+        policy: Batching,
+        door: QueueAdmission,
+        max_rows: int,
+        clock: Callable[[], float] = time.perf_counter,
+        changed: threading.Condition | None = None,
+        join: Callable[[Sequence[Array]], Array] = np.concatenate,
+        group: Callable[[Array], int] | None = None,
+    ) -> None:
+        """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one
+        batch of rows.
+
+        Requests share a batch only if ``group`` says the same of their rows: one long text would have all others filled
+        up to its length.
+        """
+        self._join, self._group = join, group
+        self._policy, self._door, self._clock = policy, door, clock
+        self._max_rows, self._objective = max_rows, door.objective_seconds
+        self._changed = changed or threading.Condition()
+        self._lanes = {False: _Lane(), True: _Lane()}
+        self._rows = 0
+        self._number = 0
+        self._closed = False
+        self._next_expiry = math.inf  # no waiting request expires before it
+        self._given_up: list[Ticket] = []
+        self._woken = False
+        self._taken: list[Batch] = []  # not ended yet: the one that runs, and those that wait for their turn
+        self._last_end = -math.inf
+        self._busy = False  # whether requests have waited ever since the last batch ended
+        self._began = 0  # the number of the request that the last batch began with
+
+    # --- called from any thread -----------------------------------------------------------------
+
+    def put(self, ticket: Ticket, *, wake: bool = True) -> None:
+        """Queue all rows of a request. Without ``wake`` a thread that waits in :meth:`take` sleeps on
+        until :meth:`wake`.
+
+        Raises
+        ------
+        OverloadedError
+            They do not fit, or could not be answered in time behind those that wait.
+        UnableError
+            The worker is shutting down, or needs longer for this request alone than its timeout.
+        """
+        if self._group is not None:
+            ticket.group = self._group(ticket.x)
+        with self._changed:
+            if self._closed:
+                raise UnableError("the worker is shutting down; try another one")
+            self._admit(ticket)
+            self._queue(ticket)
+            if wake:
+                self._changed.notify()
+
+    def put_back(self, ticket: Ticket) -> bool:
+        """Queue a request that waited for another one's answer, whatever waits here; False when the worker has shut
+        down."""
+        with self._changed:
+            if self._closed:
+                return False
+            if self._group is not None:
+                ticket.group = self._group(ticket.x)
+            self._set_due(ticket)  # from when it came: who has waited for another request's answer does not begin again
+            self._queue(ticket)
+            self._changed.notify()
+            return True
+
+    def remove(self, ticket: Ticket) -> int:
+        """Take the rows of a request that no batch has yet out of the queue; how many there were."""
+        with self._changed:
+            return self._remove(ticket)
+
+    def wake(self) -> None:
+        """End a wait in :meth:`take`, now or the next one."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Take no more requests; those queued are still handed out."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def rows(self) -> int:
+        """Rows that wait."""
+        return self._rows
+
+    @property
+    def batch_rows(self) -> int:
+        """The most rows that run together now."""
+        return self._policy.batch_rows
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closed
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing waits and nothing will come."""
+        return self._closed and not self._rows
+
+    # --- called by whoever runs batches -------------------------------------------------------------------
+
+    def take(self, *, wait: bool) -> Batch | None:
+        """The next batch. None when there is none yet; with ``wait`` at a :meth:`wake`, when none will ever come, or
+        for :meth:`given_up`."""
+        with self._changed:
+            while True:
+                now = self._clock()
+                self._expire(now)
+                decision = self._decide(now)
+                if isinstance(decision, Drop):
+                    self._give_up(self._first_lane().tickets[0])
+                    continue
+                if isinstance(decision, Start):
+                    return self._cut(*self._in_turn(), decision.rows, now)
+                self._busy = False  # nothing waits, or it waits for a batch to fill
+                if not wait:
+                    return None
+                if self._given_up or self._woken or (self._closed and not self._rows):
+                    self._woken = False
+                    return None
+                until = math.inf if decision is None else decision.until
+                until = min(until, self._next_expiry)
+                self._changed.wait(None if until == math.inf else until - now)
+
+    def given_up(self) -> list[Ticket]:
+        """Requests whose time ran out since the last call; their rows that waited will not run."""
+        with self._changed:
+            tickets, self._given_up = self._given_up, []
+            return tickets
+
+    def ended(self, batch: Batch) -> None:
+        """A batch has run: learn from how long it took, and from how long the engine was kept from the next one in
+        all."""
+        with self._changed:
+            now, rows = self._clock(), len(batch)
+            began = max(batch.taken, self._last_end)
+            self._policy = self._policy.after(rows=rows, seconds=now - began)
+            kept_from = self._last_end if batch.followed else began
+            self._door = self._door.after(rows=rows, seconds=now - kept_from, late=self._late(batch, now))
+            self._taken.remove(batch)
+            self._last_end, self._busy = now, self._rows > 0
+
+    # --- under the lock -------------------------------------------------------------------------
+
+    def _admit(self, ticket: Ticket) -> None:
+        """Say when the request is due; raise unless it fits and can be answered in time."""
+        rows, now, pace, batch_rows = len(ticket.x), ticket.admitted, self._door.pace, self._policy.batch_rows
+        timeout = None if ticket.expires == math.inf else ticket.expires - now
+        self._set_due(ticket)
+        ticket.number = self._number + 1
+        if self._rows + rows > self._max_rows:
+            wait = pace.queue(self._rows, batch_rows=batch_rows)
+            raise _overloaded(
+                f"{self._rows} of {self._max_rows} queue places are taken; {rows} more do not fit; retry later", wait
+            )
+        if timeout is None and self._objective is None:
+            return
+        left = self._seconds_left(now)
+        ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
+        seen = forecast(pace, running=left, ahead=ahead, rows=rows, batch_rows=batch_rows)
+        if timeout is not None and seen.own > timeout:
+            raise UnableError(
+                f"parameters.timeout: is {timeout * 1e6:.0f} us; this worker needs about {seen.own * 1e6:.0f} for the "
+                "request alone",
+                retry_after_seconds=None,
+            )
+        if timeout is not None and seen.total > timeout:
+            raise _overloaded(
+                f"an answer would take about {seen.total:.3f} s; the request's timeout is {timeout:.3f} s; retry later",
+                seen.wait,
+            )
+        if self._objective is None:
+            return
+        entry = self._door.entry(seen)
+        if entry is Entry.REFUSED:
+            raise _overloaded(
+                f"an answer would take about {seen.total:.3f} s, too close to the latency objective of "
+                f"{self._objective:g} s; retry later",
+                seen.wait,
+            )
+        ticket.on_time = self._door.promises(entry, seen)
+        if entry is Entry.ON_CREDIT:
+            self._door = self._door.spent(rows)
+
+    def _set_due(self, ticket: Ticket) -> None:
+        own = self._door.pace.queue(len(ticket.x), batch_rows=self._policy.batch_rows)
+        wish = min(ticket.expires, ticket.deadline) - ticket.admitted
+        ticket.run_by = ticket.admitted + due_after(own, objective_seconds=self._objective, wish_seconds=wish)
+
+    def _queue(self, ticket: Ticket) -> None:
+        self._number += 1
+        ticket.number = self._number
+        self._lanes[ticket.never_exit].add(ticket)
+        self._rows += ticket.waiting
+        self._next_expiry = min(self._next_expiry, ticket.expires)
+
+    def _late(self, batch: Batch, now: float) -> int:
+        """Rows that are late if they are answered now and should not be."""
+        return sum(self._door.late(now - t.admitted) for t, _ in batch.owners if t.on_time)
+
+    def _seconds_left(self, now: float) -> float:
+        """Of the batch that runs and of those that wait for their turn."""
+        if not self._taken:
+            return 0.0
+        running, *others = self._taken
+        began = max(running.taken, self._last_end)
+        return self._door.pace.left(len(running), began=began, now=now) + sum(
+            self._door.pace.seconds[len(b)] for b in others
+        )
+
+    def _remove(self, ticket: Ticket) -> int:
+        rows = ticket.waiting if self._lanes[ticket.never_exit].remove(ticket) else 0
+        self._rows -= rows
+        return rows
+
+    def _first_lane(self) -> _Lane:
+        return min((lane for lane in self._lanes.values() if lane.tickets), key=lambda lane: _order(lane.tickets[0]))
+
+    def _in_turn(self) -> tuple[_Lane, Sequence[Ticket]]:
+        """The lane that the next batch is cut from, and its requests in the order in which they join it."""
+        lane = self._first_lane()
+        first, batch_rows = lane.tickets[0], self._policy.batch_rows
+        may_pass = self._began == first.number and not first.on_time
+        if not may_pass or first.waiting <= batch_rows:  # nearly always
+            self._began = first.number
+            return lane, lane.tickets
+        rivals = [t for some in self._lanes.values() for t in some.tickets if t.priority == first.priority]
+        rivals.sort(key=_order)
+        order = in_turn([t.waiting for t in rivals], batch_rows=batch_rows, may_pass=may_pass)
+        begins = rivals[order[0]]
+        self._began, never_exit = begins.number, begins.never_exit
+        lane = self._lanes[never_exit]
+        behind = [t for t in lane.tickets if t.priority != first.priority]
+        return lane, [*(rivals[i] for i in order if rivals[i].never_exit == never_exit), *behind]
+
+    def _decide(self, now: float) -> Decision | None:
+        if not self._rows:
+            return None
+        lane = self._first_lane()
+        head = lane.tickets[0]
+        decision = self._policy.decide(
+            now=now,
+            queued=lane.rows,
+            head_arrival=head.admitted,
+            worst_seconds=self._door.pace.seconds,
+            head_deadline=head.expires,
+        )
+        if self._closed and isinstance(decision, Wait):
+            return Start(min(lane.rows, self._policy.batch_rows))  # nothing more will come to fill the batch
+        return decision
+
+    def _expire(self, now: float) -> None:
+        if now < self._next_expiry:
+            return
+        tickets = [ticket for lane in self._lanes.values() for ticket in lane.tickets]
+        for ticket in tickets:
+            if ticket.expires <= now:
+                self._give_up(ticket)
+        self._next_expiry = min((t.expires for t in tickets if t.expires > now), default=math.inf)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        self._remove(ticket)
+        self._given_up.append(ticket)
+
+    def _cut(self, lane: _Lane, tickets: Sequence[Ticket], rows: int, now: float) -> Batch:
+        parts: list[Array] = []
+        owners: list[tuple[Ticket, int]] = []
+        finished: list[Ticket] = []
+        group = tickets[0].group
+        for ticket in tickets:
+            if ticket.group != group:
+                continue  # in its turn it is first, and then its like run
+            begin, end = ticket.begun, min(len(ticket.x), ticket.begun + rows - len(owners))
+            parts.append(ticket.x[begin:end])
+            owners.extend((ticket, row) for row in range(begin, end))
+            ticket.begun = end
+            if end == len(ticket.x):
+                finished.append(ticket)
+            if len(owners) == rows:
+                break
+        lane.drop(finished)
+        lane.rows -= len(owners)
+        self._rows -= len(owners)
+        batch = Batch(self._join(parts), owners, lane is self._lanes[True], now, followed=self._busy)
+        self._taken.append(batch)
+        return batch
+
+
+def _order(ticket: Ticket) -> tuple[int, float, int]:
+    return ticket.priority, ticket.run_by, ticket.number
+
+
+def _overloaded(message: str, wait_seconds: float) -> OverloadedError:
+    return OverloadedError(message, retry_after_seconds=max(1, math.ceil(wait_seconds)))

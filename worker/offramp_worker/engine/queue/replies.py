@@ -1,0 +1,124 @@
+"""Replies: rows that leave a batch are answered at once; then they are counted, and queued for the audits that were
+drawn for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from offramp_core.reasons import RequestOutcome
+from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.accounts.accounts import Accounts
+from offramp_worker.engine.accounts.audits import Audit, audit_of
+from offramp_worker.engine.arms.arms import Runtime
+from offramp_worker.engine.execution.execute import Leave
+from offramp_worker.engine.queue.batcher import Batch
+from offramp_worker.engine.queue.followers import Followers
+from offramp_worker.engine.queue.tickets import Deliver, Ticket
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one batch has answered so far."""
+
+    began: float
+    open_rows: set[int]
+    answer_seconds: float = 0.0  # summed over the rows answered
+
+
+class Replies:
+    """Each row gets one answer or one error, and its request is delivered with the last of them, before anything is
+    counted."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        accounts: Accounts,
+        followers: Followers | None,
+        audit: Callable[[Audit], None],
+        deliver: Deliver,
+        clock: Callable[[], float],
+    ) -> None:
+        """``followers`` is None without a cache; ``audit`` takes what is to be compared later."""
+        self._columns, self._task = bundle.columns, bundle.task
+        self._accounts, self._followers = accounts, followers
+        self._queue_audit, self._deliver, self._clock = audit, deliver, clock
+
+    def answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: Progress) -> None:
+        """Reply to the rows that leave; then count them and queue the audits that were drawn for them."""
+        exit_name = "final" if leave.ramp is None else self._columns[leave.ramp].id
+        now, rows, task = self._clock(), leave.rows.tolist(), self._task
+        if leave.ramp is None:
+            scores, answers = leave.logits, task.answers(leave.logits)
+        else:
+            scores, answers = task.exit_outputs(leave.logits), task.exit_answers(leave.logits)
+        done, latencies, counted, drawn, to_audit = [], [], [], [], 0
+        for k, i in enumerate(rows):
+            ticket, row = batch.owners[i]
+            is_drawn = not batch.never_exit and ticket.draws[row] < runtime.audit_rate
+            ticket.logits[row], ticket.labels[row] = scores[k], answers[k]
+            ticket.exits[row], ticket.configs[row], ticket.arms[row] = exit_name, runtime.config, runtime.counter.arm
+            is_audited = ticket.counted and (is_drawn or runtime.judges_itself)
+            ticket.epochs[row], ticket.audited[row], ticket.due[row] = runtime.counter.epoch, is_audited, leave.due
+            latencies.append(now - ticket.admitted)
+            if ticket.counted:
+                counted.append(latencies[-1])
+                to_audit += is_audited
+            if is_drawn:
+                drawn.append(i)
+            ticket.pending -= 1
+            if ticket.pending == 0:
+                done.append(ticket)
+        progress.open_rows.difference_update(rows)
+        progress.answer_seconds += len(rows) * (now - progress.began)
+        if done:
+            self._deliver(done)
+        if self._followers is not None:
+            self._followers.share(done, runtime)
+        if not batch.never_exit:
+            if counted:
+                # The plan would have let nobody leave there; where they would have left is not known.
+                self._accounts.count_replies(runtime, "final" if leave.due else exit_name, counted, drawn=to_audit)
+            for i in drawn:
+                compare = batch.owners[i][0].counted and not runtime.judges_itself
+                self._audit(batch, runtime, i, compare=compare, record=True)
+            if leave.reference is not None and runtime.judges_itself:
+                self._accounts.judge_carried(batch, runtime, leave.reference)
+        self._accounts.measure_replies(runtime, exit_name, latencies, due=leave.due)
+
+    def fail(self, batch: Batch, runtime: Runtime, progress: Progress) -> None:
+        """The rows not answered yet get an error; those that left before it keep their answers, and their audits."""
+        done = []
+        if runtime.judges_itself:
+            for i in (i for i in set(range(len(batch))) - progress.open_rows if batch.owners[i][0].counted):
+                self._audit(batch, runtime, i, compare=True, record=False)
+        for i in sorted(progress.open_rows):
+            ticket, _ = batch.owners[i]
+            ticket.error = "the batch of this request failed; the worker goes on, retry"
+            ticket.pending -= 1
+            if ticket.pending == 0:
+                done.append(ticket)
+        for ticket in done:
+            self.abandon(ticket)
+        self._accounts.unanswered(len(progress.open_rows), RequestOutcome.FAILED, arm=runtime.counter.arm)
+        self._deliver(done)
+
+    def give_up(self, tickets: Sequence[Ticket]) -> None:
+        """The time of these requests ran out before all their rows could run."""
+        for ticket in tickets:
+            ticket.expired, ticket.pending = True, 0
+            self._accounts.unanswered(ticket.waiting, RequestOutcome.EXPIRED)
+            self.abandon(ticket)
+        if tickets:
+            self._deliver(list(tickets))
+
+    def abandon(self, ticket: Ticket) -> None:
+        """A request will not be answered; others may wait with it."""
+        if self._followers is not None:
+            self._followers.abandon(ticket)
+
+    def _audit(self, batch: Batch, runtime: Runtime, i: int, *, compare: bool, record: bool) -> None:
+        ticket, row = batch.owners[i]
+        x = batch.x[i].copy()  # a view would keep the whole batch in memory
+        self._queue_audit(audit_of(ticket, row, x, runtime, compare=compare, record=record))

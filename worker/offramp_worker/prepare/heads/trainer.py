@@ -1,0 +1,14 @@
+"""What trains heads: PyTorch where it is installed, else NumPy alone, which knows no convolutions."""
+
+from __future__ import annotations
+
+try:
+    from offramp_worker.prepare.heads.training import Parameters, head_logits, train_heads
+
+    HAS_TORCH = True
+except ModuleNotFoundError:
+    from offramp_worker.prepare.heads.plain import Parameters, head_logits, train_heads
+
+    HAS_TORCH = False
+
+__all__ = ["HAS_TORCH", "Parameters", "head_logits", "train_heads"]

@@ -1,0 +1,9 @@
+"""The backbone in fewer bits.
+
+precisions.py    what approximates the backbone as a whole
+quantizing.py    the backbone at int8: candidates, and which one stays
+calibration.py   ranges of activations for static int8
+convolutions.py  convolutions on integers, prepared so that they change few answers
+products.py      matrix products with constant weights on integers
+mixing.py        which convolutions stay in float although the rest runs on integers
+"""
