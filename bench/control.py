@@ -37,7 +37,7 @@ from bench.control_rollouts import SCENARIOS, Attempt, Scenario, attempt
 from bench.control_world import BUDGET, DELTA, World
 from bench.control_year import YEARS, Year, YearScenario, year
 from offramp_core import binomial
-from offramp_worker.engine.accounts.accounts import counters
+from offramp_worker.engine.accounts import counters
 
 Json = dict[str, Any]
 RECORDS, OUT = Path("build/records/resnet56-mx4.npz"), Path("build/bench/control.json")

@@ -18,7 +18,9 @@ Json = dict[str, Any]
 # What was taken back all the same, and why nobody loses by it.
 ACCEPTED = {
     "earlyexitservices.earlyexit.dev v1alpha1 .spec.replicas: absent meant 1, now None": "the operator takes it for "
-    "1; without a default an autoscaler's number is not written over"
+    "1; without a default an autoscaler's number is not written over",
+    "earlyexitservices.earlyexit.dev v1alpha1 .status.version.toldAt: gone": "the operator's own pace, called "
+    "gatesReadAt now: without it the gates of a version on trial are read once more",
 }
 
 
