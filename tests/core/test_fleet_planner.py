@@ -197,6 +197,16 @@ def test_two_services_that_compete_for_the_last_workers_both_get_some() -> None:
     assert [one.workers[0].count for one in plan.services] == [3, 3]
 
 
+@pytest.mark.parametrize("asked", [1e6, 1e7, 1e9])
+def test_one_service_that_asks_for_more_than_all_pools_takes_nothing_from_small_ones_beside_it(asked: float) -> None:
+    fleet, pools = random_fleet(3, services=20, room=(400, 200, 100))
+    greedy = replace(fleet[0], rate=asked, predicted_rate=asked)
+    plan = plan_fleet([greedy, *fleet[1:]], pools)
+    assert [one.service for one in plan.services if one.unmet_rate > 0] == [greedy.name]
+    assert plan.services[0].answered_rate > 1000, "what is left of the pools is still used"
+    assert plan.services[0].unmet_rate == pytest.approx(asked - plan.services[0].answered_rate)
+
+
 def test_one_service_that_asks_too_much_takes_nothing_from_those_on_other_pools() -> None:
     greedy, modest = service(rate=1e6, name="greedy"), service(column(where="gpu"), name="modest")
     plan = plan_fleet([greedy, modest], [pool(most=5), pool("gpu", 4.0)])

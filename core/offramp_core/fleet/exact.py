@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ Ints = npt.NDArray[np.int64]
 EXACT = 1e-6  # of the demand, which a solver may be off by
 PAIRS = 2_000_000  # counts of two columns that are tried; more of them are left to the program
 BEYOND = 2.0**40  # workers, more than any pool has
-SHORT_COST = 1e3  # of an unanswered request, in times of what answering it costs at most
+SHORT_COST = 10.0  # of a whole demand that is not answered, in times of what all workers of all pools cost
+PARTS = (1.0, 2.0, 4.0, 8.0)  # how much equal parts of a demand count while they are unanswered; the last one first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ def cheapest(demand: Demand, *, prices: Floats, room: Ints) -> Choice | None:
 
 
 def least_short(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> Choice:
-    """What counts least, with unanswered requests at :func:`short_cost`: all of the demand, a part of it by one column
+    """What counts least, with unanswered requests at :func:`missed_cost`: all of the demand, a part of it by one column
     alone, or, where no workers would answer all of it, :func:`most_answered`."""
     whole = cheapest(demand, prices=prices, room=room)
     if whole is None:
@@ -97,9 +99,8 @@ def least_short(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> 
     price = prices[demand.pool]
     counts = np.arange(0, max(int(np.minimum(alone(demand), room[demand.pool]).max()), 1) + 1)
     able = np.maximum(demand.worker_rate[:, None] * counts - demand.headroom[:, None], 0.0)
-    unmet = np.maximum(demand.rate - able, 0.0)
-    weight = (unmet + np.maximum(unmet - demand.rate / 2, 0.0)) * short_cost(demand, cost)
-    counted = np.where(counts <= room[demand.pool][:, None], price[:, None] * counts + weight, np.inf)
+    missed = missed_cost(demand, np.maximum(demand.rate - able, 0.0), cost=cost, room=room)
+    counted = np.where(counts <= room[demand.pool][:, None], price[:, None] * counts + missed, np.inf)
     column, n = np.unravel_index(int(np.argmin(counted)), counted.shape)
     if counted[column, n] >= prices @ np.array(whole.used):
         return whole
@@ -109,15 +110,14 @@ def least_short(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> 
 
 
 def most_answered(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> Choice:
-    """The workers that leave the least unanswered, then the cheapest of them. The first half of the demand counts
-    twice, so that no service gets everything while another one gets nothing.
+    """The workers that leave the least unanswered, then the cheapest of them.
 
     ``cost`` is what workers cost; ``prices`` what they count. Where these are high, less is answered.
     """
     usable = np.flatnonzero(room[demand.pool] > 0)
     if not len(usable):
         return nothing(demand, len(room))
-    missed = short_cost(demand, cost)
+    missed = SHORT_COST * float(cost @ room)
     found = _program(demand, usable, price=prices[demand.pool], room=room, missed=missed)
     return nothing(demand, len(room)) if found is None else choice(demand, found, len(room))
 
@@ -127,14 +127,23 @@ def nothing(demand: Demand, pools: int) -> Choice:
     return choice(demand, np.zeros(len(demand.pool), dtype=np.int64), pools)
 
 
-def short_cost(demand: Demand, prices: Floats) -> float:
-    """What one unanswered request per second counts, at given prices of workers."""
-    return SHORT_COST * float((prices[demand.pool] / demand.worker_rate).max())
+def reach(demand: Demand, room: Ints) -> float:
+    """Requests per second that all workers of all pools would answer, the best column of each pool."""
+    able = np.maximum(demand.worker_rate * room[demand.pool] - demand.headroom, 0.0)
+    best = np.zeros(len(room))
+    np.maximum.at(best, demand.pool, able)
+    return float(best.sum())
 
 
-def weighed(demand: Demand, unmet: float) -> float:
-    """Unanswered requests per second, those of the first half of the demand twice."""
-    return unmet + max(0.0, unmet - demand.rate / 2)
+def missed_cost(demand: Demand, unmet: Any, *, cost: Floats, room: Ints) -> Any:
+    """What unanswered requests per second (any shape) count.
+
+    It is the share of a service's own demand that counts, and its first parts most: a service that asks for very much
+    takes nothing from one that asks for little.
+    """
+    part = demand.rate / len(PARTS)
+    shares = sum(w * np.clip(unmet - i * part, 0.0, part) for i, w in enumerate(PARTS)) / demand.rate
+    return SHORT_COST * float(cost @ room) * shares
 
 
 def choice(demand: Demand, counts: Ints, pools: int) -> Choice:
@@ -186,31 +195,30 @@ def _may_be_mixed(demand: Demand, price: Floats, bound: float, *, columns: int) 
 
 def _program(demand: Demand, columns: Ints, *, price: Floats, room: Ints, missed: float = 0.0) -> Ints | None:
     """Counts of all columns with only ``columns`` used; None where there are none. Where a request may be missed, at
-    the price ``missed``, two more variables say how much of either half of the demand stays unanswered."""
+    the price ``missed`` for all of the demand, more variables say how much of each part of it stays unanswered."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     rate, headroom = demand.worker_rate[columns], demand.headroom[columns]
     most = np.minimum(alone(demand)[columns], room[demand.pool[columns]])
-    n, halves = len(columns), 2 if missed else 0
-    none = np.zeros((n, halves))
+    n, parts = len(columns), len(PARTS) if missed else 0
+    none = np.zeros((n, parts))
     pools = np.array([demand.pool[columns] == p for p in range(len(room))], dtype=float)
     rows = np.vstack(
         [
-            np.r_[rate / demand.rate, -headroom / demand.rate, np.ones(halves)][None],
+            np.r_[rate / demand.rate, -headroom / demand.rate, np.ones(parts)][None],
             np.hstack([np.diag(rate / demand.rate), np.diag(-headroom / demand.rate), none]),
             np.hstack([np.diag(-np.ones(n)), np.diag(most.astype(float)), none]),
-            np.hstack([pools, np.zeros((len(room), n + halves))]),
+            np.hstack([pools, np.zeros((len(room), n + parts))]),
         ]
     )
     least = np.r_[1.0, np.zeros(2 * n), np.full(len(room), -np.inf)]
     limit = np.r_[np.full(1 + 2 * n, np.inf), room.astype(float)]
     unit = price.max()
-    parts = np.array([1.0, 2.0])[:halves] * missed * demand.rate / unit
     result = milp(
-        np.r_[price[columns] / unit, np.zeros(n), parts],
+        np.r_[price[columns] / unit, np.zeros(n), np.array(PARTS[:parts]) * missed / unit],
         constraints=LinearConstraint(rows, least, limit),
-        integrality=np.r_[np.ones(2 * n), np.zeros(halves)],
-        bounds=Bounds(0.0, np.r_[most.astype(float), np.ones(n), np.full(halves, 0.5)]),
+        integrality=np.r_[np.ones(2 * n), np.zeros(parts)],
+        bounds=Bounds(0.0, np.r_[most.astype(float), np.ones(n), np.full(parts, 1 / len(PARTS))]),
     )
     if result.x is None:
         return None

@@ -135,6 +135,9 @@ def _check(services: Sequence[Service], pools: Sequence[Pool], current: Mapping[
     for name, workers in current.items():
         if name not in {service.name for service in services}:
             raise InvalidArgumentError(f"current names the service '{name}', which is not in services")
+        for one in workers:
+            if not isinstance(one, Workers):
+                raise InvalidArgumentError(f"current['{name}'] has {one!r}; it must have Workers only")
         refuse_twice(f"current['{name}']", (w.key for w in workers))
 
 

@@ -8,21 +8,22 @@ plan. In the end an integer program picks one choice for each service, so that w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from offramp_core.fleet.exact import (
+    EXACT,
     Choice,
     Demand,
     Floats,
     Ints,
     cheapest,
     least_short,
+    missed_cost,
     most_answered,
     nothing,
-    short_cost,
-    weighed,
+    reach,
 )
 
 ROUNDS = 12
@@ -54,7 +55,12 @@ def share(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> Shared | No
 
 
 def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tuple[Choice, ...]:
-    """What leaves little unanswered where the pools do not suffice, the first half of every demand first."""
+    """What leaves little unanswered where the pools do not suffice, the first parts of every demand first.
+
+    A service is asked for no more than all pools could answer: shares of more than that would all be alike.
+    """
+    asked = demands
+    demands = [replace(d, rate=min(d.rate, max(reach(d, room), EXACT * d.rate))) for d in asked]
     market = _Market(
         demands, cost, room, lambda demand, prices: least_short(demand, prices=prices, room=room, cost=cost)
     )
@@ -68,7 +74,8 @@ def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tu
             better = most_answered(demand, prices=cost, room=left + own, cost=cost)
             if better.unmet < chosen[i].unmet:
                 left, chosen[i] = left + own - np.array(better.used), better
-    return tuple(chosen)
+    beyond = [before.rate - after.rate for before, after in zip(asked, demands, strict=True)]
+    return tuple(replace(c, unmet=c.unmet + more) for c, more in zip(chosen, beyond, strict=True))
 
 
 def workers_used(choices: Sequence[Choice], pools: int) -> Ints:
@@ -127,8 +134,8 @@ class _Market:
         return found
 
     def _costs(self, demand: Demand, found: Choice) -> float:
-        missed = weighed(demand, found.unmet) * short_cost(demand, self._cost) if found.unmet else 0.0
-        return float(self._cost @ found.used) + missed
+        missed = missed_cost(demand, found.unmet, cost=self._cost, room=self._room)
+        return float(self._cost @ found.used) + float(missed)
 
     def _table(self) -> tuple[Floats, Floats, Ints]:
         """(n,) costs, (n, P) workers and (n,) services of all choices."""
