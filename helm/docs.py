@@ -36,8 +36,7 @@ INSTALL_HEADER = f"""\
 #   head -c 32 /dev/urandom >signing-key
 #   kubectl -n {INSTALL_NAMESPACE} create secret generic offramp-signing-key --from-file=signing-key
 # The images are in no public registry. Build and push them (docs/upgrade.md), then name yours:
-#   sed 's#\\(image\\|value\\): offramp/#\\1: registry.example.com/offramp/#' install.yaml |
-#     kubectl apply --server-side -f -
+#   sed 's#\\(image\\|value\\): offramp/#\\1: registry.example.com/offramp/#' install.yaml | kubectl apply --server-side -f -
 """
 
 

@@ -31,7 +31,7 @@ def registry(tools: Any, api: Any, **parts: Any) -> kopf.OperatorRegistry:
     chosen: dict[str, Any] = {
         "start": nothing,
         "end": nothing,
-        "told": lambda *_: None,
+        "on_event": lambda *_: None,
         "failed": lambda: None,
         "listed_anew": lambda: None,
     }
