@@ -298,4 +298,4 @@ def test_a_poke_for_a_set_that_is_not_there_yet_is_accepted_and_not_refused(bund
         reply = worker.deliver(document(of_set(plan_for(bundle_dir, {"r00-grid": "1"}), FORGED)))
         assert (reply.status_code, reply.json()["reason"]) == (202, "RampSetNotHeld")
         assert worker.state().refused is None
-        assert [event["epoch"] for event in worker.events("plan-postponed")] == [1]
+        eventually(lambda: [e["epoch"] for e in worker.events("plan-postponed")] == [1], what="the line in the log")
