@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import aiohttp
 
 from offramp_core.control import decide
-from offramp_core.control.rollouts import rollout
 from offramp_operator import main
 from offramp_operator.kube import client, leader, queue, watch
 from offramp_operator.shell import observe
@@ -23,8 +22,9 @@ SLOWNESS = float(os.environ.get("OFFRAMP_TEST_SLOWNESS", "1"))
 
 # Batches of the tiny model take times that scatter widely: a step below weight 100 would need 2,000 of them.
 try:
-    from offramp_core.control.rollouts import slowness
+    from offramp_core.control.rollouts import rollout, slowness
 except ImportError:  # the release before this one, which an upgrade begins with
+    from offramp_core.control import rollout  # type: ignore[attr-defined,no-redef]
     from offramp_core.evidence import exposure
 
     exposure.judged_batches_needed.__kwdefaults__["limit"] = 150
