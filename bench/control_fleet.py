@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.control_shell import MemoryShell
-from bench.control_world import BACKBONE, MAX_BATCH, RAMP_SET, Floats, Ints, Served, Stretch, Traffic, World
+from bench.control_world import MAX_BATCH, RAMP_SET, Floats, Ints, Served, Stretch, Traffic, World
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, Service, ServiceStatus
 from offramp_core.control.snapshot import (
@@ -31,7 +31,7 @@ from offramp_core.control.snapshot import (
 from offramp_core.control.spec import ServiceSpec, parse_spec
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm as ArmName
-from offramp_core.protocol import ArmCounts, ArmPlan, Observations, PlanDocument, RecordBlock, WorkerState
+from offramp_core.protocol import ArmCounts, ArmPlan, Observations, PlanDocument, RecordBlock
 from offramp_core.sketch import bucket_index
 from offramp_core.tuning import TuningOutcome
 from offramp_worker.engine.accounts.counters import KEPT_EPOCHS, ArmCounter
@@ -198,17 +198,9 @@ class SimWorker:
 
     def report(self, now: float) -> Worker:
         document = self.document
-        state = WorkerState(
-            uid=self.uid,
-            boot_id=f"{self.uid}-1",
-            service_uid="uid",
-            model="sim",
-            ready=True,
-            backbone_digest=BACKBONE,
-            ramp_set_digest=RAMP_SET,
-            ramps=self.world.columns,
-            costs=self.world.cost_lists,
-            epoch=document.epoch if document else 0,
+        state = self.world.state(
+            self.uid,
+            document,
             stable_hash=self.stable.served.hash if document else "",
             canary_hash=self.canary.served.hash if self.canary else "",
             breaker_open=self.breaker_open,

@@ -17,7 +17,7 @@ from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import answers_agree, evaluate_plan, leave_position, plan_columns
 from offramp_core.plan import Plan, RampThreshold, floor_threshold
-from offramp_core.protocol import RampInfo
+from offramp_core.protocol import PlanDocument, RampInfo, WorkerState
 from offramp_core.records import ExitCosts, Records
 from offramp_core.tuning import Proposed, TuningOutcome, TuningRequest, tune
 from offramp_lab.replay.load import load_records
@@ -204,6 +204,22 @@ class World:
             "ramp_seconds": [costs.ramp_seconds.tolist()],
             "batch_size": [16],
         }
+
+    def state(self, uid: str, document: PlanDocument | None, **serving: Any) -> WorkerState:
+        """What a simulated worker says of itself; ``serving`` are the fields about its plans."""
+        return WorkerState(
+            uid=uid,
+            boot_id=f"{uid}-1",
+            service_uid="uid",
+            model="sim",
+            ready=True,
+            backbone_digest=BACKBONE,
+            ramp_set_digest=RAMP_SET,
+            ramps=self.columns,
+            costs=self.cost_lists,
+            epoch=document.epoch if document else 0,
+            **serving,
+        )
 
     @cached_property
     def load(self) -> MeanLoad:

@@ -32,7 +32,7 @@ from offramp_core.control.snapshot import (
 )
 from offramp_core.evidence import detector
 from offramp_core.plan import Plan
-from offramp_core.protocol import Arm, Observations, PlanDocument, RecordBlock, WorkerState
+from offramp_core.protocol import Arm, Observations, PlanDocument, RecordBlock
 from offramp_core.sketch import bucket_index, bucket_seconds
 from offramp_core.tuning import TuningOutcome, tune
 from offramp_worker.engine.accounts.counters import KEPT_EPOCHS, ArmCounter
@@ -333,17 +333,9 @@ class Life(MemoryShell):
     def _report(self, worker: DayWorker) -> Worker:
         document = worker.document
         canary = document.canary if document is not None else None
-        state = WorkerState(
-            uid=worker.uid,
-            boot_id=f"{worker.uid}-1",
-            service_uid="uid",
-            model="sim",
-            ready=True,
-            backbone_digest=BACKBONE,
-            ramp_set_digest=RAMP_SET,
-            ramps=self.world.columns,
-            costs=self.world.cost_lists,
-            epoch=document.epoch if document else 0,
+        state = self.world.state(
+            worker.uid,
+            document,
             stable_hash=Plan.from_mapping(document.stable.plan).content_hash if document else "",
             canary_hash=Plan.from_mapping(canary.plan).content_hash if canary else "",
             breaker_open=worker.open,

@@ -20,16 +20,48 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 INVALID_INPUT = 2
 #: Options that `prepare` hands on as they are.
-AS_GIVEN = (
-    *("data", "out", "name", "head_data", "split", "head_share", "variations", "seed", "threads", "precision"),
-    *("device", "compile_limit", "tokenizer", "max_tokens", "encoded", "preprocessor"),
-)
+AS_GIVEN = [
+    "data",
+    "out",
+    "name",
+    "head_data",
+    "split",
+    "head_share",
+    "variations",
+    "seed",
+    "threads",
+    "precision",
+    "device",
+    "compile_limit",
+    "tokenizer",
+    "max_tokens",
+    "encoded",
+    "preprocessor",
+]
 #: Options that mean nothing with ``--task generate``.
-OF_CLASSIFIERS = (
-    *("refresh", "head_data", "head_share", "variations", "side", "tokenizer", "pad_id", "sep_id", "own_exits", "k"),
-    *("thresholds", "measure", "tolerance", "device", "loss", "split", "precision", "compile_limit", "seed"),
-    *("encoded", "preprocessor"),
-)
+OF_CLASSIFIERS = [
+    "refresh",
+    "head_data",
+    "head_share",
+    "variations",
+    "side",
+    "tokenizer",
+    "pad_id",
+    "sep_id",
+    "own_exits",
+    "k",
+    "thresholds",
+    "measure",
+    "tolerance",
+    "device",
+    "loss",
+    "split",
+    "precision",
+    "compile_limit",
+    "seed",
+    "encoded",
+    "preprocessor",
+]
 
 
 # The options, in the order of the help.

@@ -74,12 +74,19 @@ def best_plan(
     pricing = price(records) if pricing is None else pricing
     if tolerance is None:
         tolerance = 0.0 if limits.most_errors <= EXACT_UP_TO else COARSE_TOLERANCE
-    limited = {"node_limit": node_limit, "max_gap": max_gap, "tolerance": tolerance, "should_stop": should_stop}
-    search = BranchAndBound(space, pricing, best=Choice(0.0, (), ()), **limited)  # type: ignore[arg-type]
+    off = Choice(0.0, (), ())
+    search = BranchAndBound(
+        space, pricing, best=off, node_limit=node_limit, max_gap=max_gap, tolerance=tolerance, should_stop=should_stop
+    )
     bound = _search_all(search, max_ramps=min(max_ramps, records.n_ramps), max_overhead=max_overhead)
-    plan = as_plan(space, search.best, drop_idle=True)
-    figures = pricing.figures(plan.evaluation)
-    value = pricing.saving(figures)
+    return _result(search, bound)
+
+
+def _result(search: BranchAndBound, bound: float) -> SearchResult:
+    """The best plan of a search that is over; no plan gains more than ``bound`` weighted seconds."""
+    plan = as_plan(search.space, search.best, drop_idle=True)
+    figures = search.pricing.figures(plan.evaluation)
+    value = search.pricing.saving(figures)
     return SearchResult(plan, max(value, bound / search.scale), search.nodes, value, figures)
 
 

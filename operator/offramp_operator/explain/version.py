@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from offramp_core.control.objects import GateStatus
 from offramp_core.evidence.words import e_value
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.words import duration
@@ -36,18 +37,20 @@ def version_data(family: Family) -> dict[str, Any] | None:
         "phase": status.phase,
         "reason": status.reason,
         "message": status.message,
-        "gates": [
-            {
-                "name": g.name,
-                "state": g.state,
-                "n": g.n,
-                "k": g.k,
-                "bound": g.bound,
-                "logEValue": g.log_e_value,
-                "logLimit": g.log_limit,
-                "needed": g.needed,
-                "exposure": g.exposure,
-            }
-            for g in status.gates
-        ],
+        "gates": [gate_data(gate) for gate in status.gates],
+    }
+
+
+def gate_data(gate: GateStatus) -> dict[str, Any]:
+    """The figures of a gate, of a version's trial or of a rollout, for machines."""
+    return {
+        "name": gate.name,
+        "state": gate.state,
+        "n": gate.n,
+        "k": gate.k,
+        "bound": gate.bound,
+        "logEValue": gate.log_e_value,
+        "logLimit": gate.log_limit,
+        "needed": gate.needed,
+        "exposure": gate.exposure,
     }

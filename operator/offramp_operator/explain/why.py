@@ -17,7 +17,7 @@ from offramp_operator.explain.generation import generates
 from offramp_operator.explain.plans import about, ramps
 from offramp_operator.explain.progress import progress
 from offramp_operator.explain.savings import savings_data
-from offramp_operator.explain.version import version_data
+from offramp_operator.explain.version import gate_data, version_data
 from offramp_operator.explain.words import duration, share
 
 _WAITS = {Reason.COLLECTING_LABELS, Reason.TUNING, Reason.ROLLING_OUT}
@@ -243,18 +243,7 @@ def _rollout_data(rollout: Rollout, now: float) -> Mapping[str, Any]:
         "reason": status.reason,
         "message": status.message,
         "gates": [
-            {
-                "name": g.name,
-                "state": g.state,
-                "n": g.n,
-                "k": g.k,
-                "bound": g.bound,
-                "logEValue": g.log_e_value,
-                "logLimit": g.log_limit,
-                "needed": g.needed,
-                "exposure": g.exposure,
-                "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now),
-            }
+            {**gate_data(g), "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now)}
             for g in status.gates
         ],
     }
