@@ -237,6 +237,25 @@ def test_no_more_answers_are_written_at_once_than_keep_the_time_per_token(
     assert side_by_side(limits, GenerationPace()) == running, "before anything was measured nobody waits for it"
 
 
+@given(st.floats(0.001, 0.1), st.floats(1e-5, 0.01), st.lists(st.integers(1, 400), min_size=30, max_size=60))
+def test_what_a_token_takes_is_told_from_what_a_step_takes(step: float, token: float, pieces: list[int]) -> None:
+    """Prompts of one token, or whose beginning was computed for another one, take a step all the same."""
+    pace = GenerationPace()
+    for tokens in [*pieces, 1, 400]:
+        pace = pace.read(tokens, step + token * tokens)
+    for tokens in (1, 40, 400):
+        assert pace.prompt_seconds(tokens) == pytest.approx(step + token * tokens, rel=0.02)
+    assert pace.prompt_seconds(0) == 0
+
+
+def test_one_who_asks_for_single_tokens_does_not_make_prompts_look_long() -> None:
+    pace = GenerationPace()
+    for i in range(400):
+        tokens = 40 if i % 10 == 0 else 1
+        pace = pace.read(tokens, 0.02 + 0.0002 * tokens)
+    assert pace.prompt_seconds(40) == pytest.approx(0.028, rel=0.02), "it was 40 times a step"
+
+
 def test_the_expected_time_follows_what_answers_use_of_what_they_may() -> None:
     pace = GenerationPace().read(10, 1.0).wrote(10, 2.0)
     assert pace.seconds(prompt=10, max_tokens=100) == pytest.approx(1.0 + 20.0)

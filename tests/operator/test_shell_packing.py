@@ -94,6 +94,34 @@ def test_packing_leaves_its_argument_alone_and_repeats_itself() -> None:
 BOMB = base64.b64encode(zlib.compress(b'{"ledger":{},"status":{"a":"' + b"0" * 2**27 + b'"}}')).decode()
 
 
+def text_of(content: bytes) -> str:
+    return base64.b64encode(zlib.compress(content)).decode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"ledger":' + b"[" * 2000 + b"]" * 2000 + b',"status":{}}',
+        b'{"ledger":{"live":{"a":' + b"[" * 2000 + b"]" * 2000 + b'}},"status":{}}',
+        b'{"ledger":{"live":[' + b"[]," * 2**20 + b'[]]},"status":{}}',
+        b'{"ledger":{"live":{},"epoch":9},"status":{}}',
+        b'{"ledger":{"live":{},"packed":"again"},"status":{}}',
+    ],
+    ids=["deep", "deep within", "a long list", "a field that is not packed", "packed again"],
+)
+def test_packed_content_that_is_no_counts_is_refused_in_few_words(content: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"status\.ledger\.packed") as refused:
+        status_from_manifest(RolloutStatus, {"status": {"ledger": {"packed": text_of(content)}}})
+    assert len(str(refused.value)) < 300
+
+
+def test_a_long_value_of_another_type_is_named_in_few_words() -> None:
+    content = b'{"ledger":{"live":{"boot":{"stable":"' + b"x" * 2**20 + b'"}}},"status":{}}'
+    with pytest.raises(InvalidArgumentError, match=r"live\.boot\.stable is 'x") as refused:
+        status_from_manifest(RolloutStatus, {"status": {"ledger": {"packed": text_of(content)}}})
+    assert len(str(refused.value)) < 300
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -332,6 +332,13 @@ def animation() -> bytes:
     return out.getvalue()
 
 
+def many_scans() -> bytes:
+    """A progressive JPEG whose last scan, some fifty bytes, stands there often: each passes over all pixels."""
+    whole = saved("JPEG", np.zeros((64, 64), np.uint8), progressive=True)
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + last * 3_000 + whole[-2:]
+
+
 GRAY = np.arange(400, dtype=np.uint8).reshape(20, 20)
 HOSTILE = {
     "empty": (b"", "is no JPEG or PNG"),
@@ -339,6 +346,7 @@ HOSTILE = {
     "another format": (saved("GIF", GRAY), "is no JPEG or PNG"),
     "truncated png": (saved("PNG", GRAY)[:60], "cannot be decoded"),
     "truncated jpeg": (saved("JPEG", GRAY)[:-60], "cannot be decoded: image file is truncated"),
+    "a jpeg of very many scans": (many_scans(), r"has 3\d\d\d scans; a JPEG may have 64"),
     "animated": (animation(), "is an animation of 2 frames"),
     "sixteen bits": (saved("PNG", GRAY.astype(np.uint16)), "has pixels of the kind I;16"),
     "more pixels than are read": (bomb(30_000, 30_000), "cannot be decoded|has 30000x30000 pixels"),
@@ -474,6 +482,9 @@ CONFIGS = {
     "another filter": ({"resample": 9}, "resample is 9"),
     "a mean for other channels": ({"image_mean": [0.5] * 3}, "for RGB they need 3 numbers"),
     "no deviation": ({"image_std": [0]}, "deviations and factor above 0"),
+    "a deviation that is next to none": ({"image_std": [1e-320]}, "make no finite numbers of pixels"),
+    "a factor beyond float32": ({"rescale_factor": 1e308}, "rescale_factor is 1e\\+308; it must be a number"),
+    "a whole number beyond any float": ({"image_mean": [10**400]}, "image_mean is .*; it must be a number"),
     "a step that is neither": ({"do_resize": "yes"}, "do_resize is 'yes'"),
     "no one size": ({"do_center_crop": False}, "images must end in one size"),
 }
@@ -510,6 +521,21 @@ def test_scaling_stands_before_a_model_of_any_float_input() -> None:
         assert (behind.input.datatype, behind.program) == ("UINT8", None)
         given = (x / 64 - 2).astype(np.float16 if datatype == "FP16" else np.float32)
         np.testing.assert_allclose(prepared.run(behind.model, x), prepared.run(single, given), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_texts_are_counted_in_bytes_however_they_came(made: Any, kind: type) -> None:
+    """In JSON four bytes of a text may be one character."""
+    encoded = made("text")[0].encoded
+    whole = "w1 " * 1000 + "\N{GRINNING FACE}" * ((steps.MAX_TEXT_BYTES - 3000) // 4)
+    long = whole + "\N{GRINNING FACE}" * 8
+    each = [text if kind is str else text.encode() for text in (whole, long)]
+    assert len(encoded.rows(each[:1], n=1)) == 1
+    with pytest.raises(steps.UnreadableError, match=f"has more than {steps.MAX_TEXT_BYTES} bytes"):
+        encoded.rows(each[1:], n=1)
+    with pytest.raises(steps.UnreadableError, match=f"is beyond {steps.MAX_REQUEST_TEXT_BYTES} bytes") as refused:
+        encoded.rows(each[:1] * 9, n=9)
+    assert refused.value.index == 8
 
 
 def test_rows_of_strings_are_one_string_or_a_pair() -> None:

@@ -6,6 +6,7 @@ hold their default are left out, so a status that says nothing is an empty objec
 
 from __future__ import annotations
 
+import reprlib
 import types
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -155,7 +156,8 @@ def _dataclass(kind: type) -> Parser:
 
 def _check(value: Any, kind: Any, where: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise InvalidArgumentError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}")
+        shown = reprlib.repr(value)  # it may be anything, and of any size
+        raise InvalidArgumentError(f"{where} is {shown}; expected {getattr(kind, '__name__', kind)}")
     return value
 
 

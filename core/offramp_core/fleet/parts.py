@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from offramp_core.errors import InvalidArgumentError
 
 MOST_WORKERS, MOST_RATE, MOST_VARIATION = 100_000, 1e9, 1e6  # beyond which figures are wrong, and programs slow
+LEAST_COST, MOST_COST, LEAST_LATE = 1e-4, 1e5, 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class Pool:
     """One kind of hardware."""
 
     name: str
-    #: Of one worker, > 0.
+    #: Of one worker, 0.0001 to 100,000.
     cost_per_hour: float
     #: Of all services together; 0 for a pool that is gone.
     max_workers: int
@@ -25,7 +26,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         _named(self, "name")
-        _number(self, "cost_per_hour", above=0)
+        _number(self, "cost_per_hour", least=LEAST_COST, most=MOST_COST)
         _whole(self, "max_workers", least=0, most=MOST_WORKERS)
         _whole(self, "worker_memory_bytes", least=1)
 
@@ -104,7 +105,7 @@ class Service:
         _number(self, "arrival_variation", least=0, most=MOST_VARIATION)
         _number(self, "latency_seconds", above=0)
         _number(self, "max_disagreement", least=0, most=1)
-        _number(self, "late_share", above=0, below=1)
+        _number(self, "late_share", least=LEAST_LATE, below=1)
         refuse_twice("Service.columns", (column.key for column in self.columns))
 
     @property

@@ -109,7 +109,10 @@ class _Market:
         for pool in np.flatnonzero(used > self._room):  # so that the first program has something to choose from
             self._ask(np.where(np.arange(len(worth)) == pool, self._cost.max(), 0.0))
         for _ in range(ROUNDS):
-            worth, value, fits = self._prices()
+            priced = self._prices()
+            if priced is None:
+                break
+            worth, value, fits = priced
             before = sum(map(len, self._menus))
             if self._ask(worth) is None or sum(map(len, self._menus)) == before:
                 break
@@ -143,8 +146,9 @@ class _Market:
         costs = np.array([self._costs(self._demands[s], c) for s, c in rows])
         return costs, np.array([c.used for _, c in rows], dtype=float), np.array([s for s, _ in rows])
 
-    def _prices(self) -> tuple[Floats, float, bool]:
-        """The linear program's worth of a worker of each pool, its value, and whether it needs no room beyond."""
+    def _prices(self) -> tuple[Floats, float, bool] | None:
+        """The linear program's worth of a worker of each pool, its value, and whether it needs no room beyond; None
+        where the figures are too far apart for the solver."""
         from scipy.optimize import linprog
 
         costs, used, service = self._table()
@@ -159,6 +163,8 @@ class _Market:
             b_eq=np.ones(len(each)),
             method="highs",
         )
+        if result.x is None:
+            return None
         worth = np.maximum(-np.asarray(result.ineqlin.marginals, dtype=np.float64), 0.0)
         return worth, float(result.fun or 0.0), bool(np.asarray(result.x)[n:].sum() < 1e-7)
 

@@ -56,16 +56,29 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPace:
-    """What computing takes on this machine of late: seconds per token of a prompt, per token of an answer, and how much
-    of ``max_tokens`` answers use. Nothing is known at first, and nobody is refused for it."""
+    """What computing takes on this machine of late: seconds per token of a prompt, to start reading one, per token of
+    an answer, and how much of ``max_tokens`` answers use. Nothing is known at first, and nobody is refused for it."""
 
     reading: float = 0.0
+    starting: float = 0.0
     writing: float = 0.0
     used: float = 1.0
+    #: Moving averages over pieces of prompts: tokens, their square, seconds, and seconds times tokens.
+    pieces: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
 
     def read(self, tokens: int, seconds: float) -> GenerationPace:
-        """After a piece of a prompt."""
-        return replace(self, reading=_moved(self.reading, seconds / tokens))
+        """After a piece of a prompt. The line of least squares through pieces of late: a piece of one token, or one
+        whose beginning was computed for another prompt, says what a step takes, and little of what a token does."""
+        newest = (tokens, tokens**2, seconds, seconds * tokens)
+        mean, square, took, both = pieces = tuple(map(_moved, self.pieces, newest))
+        ratio, variance = took / mean, square - mean**2
+        slope = (both - took * mean) / variance if variance > 1e-6 * square else ratio
+        reading = min(max(slope, 0.0), ratio)
+        return replace(self, reading=reading, starting=took - reading * mean, pieces=pieces)
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """What reading so many tokens takes."""
+        return self.starting + tokens * self.reading if tokens else 0.0
 
     def wrote(self, tokens: int, seconds: float) -> GenerationPace:
         """After a round in which answers got so many tokens in all."""
@@ -77,7 +90,7 @@ class GenerationPace:
 
     def seconds(self, *, prompt: int, max_tokens: int) -> float:
         """What a request is expected to take of the engine that has so much of its prompt and its answer left."""
-        return prompt * self.reading + self.used * max_tokens * self.writing
+        return self.prompt_seconds(prompt) + self.used * max_tokens * self.writing
 
 
 def side_by_side(limits: AdmissionLimits, pace: GenerationPace) -> int:

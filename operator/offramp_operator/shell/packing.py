@@ -19,7 +19,7 @@ import msgspec
 from offramp_core.errors import InvalidArgumentError
 
 PACKED_FROM = 100  # worker processes; the counts of fewer stay readable
-MOST_BYTES = 64 * 2**20  # unpacked: far more than what etcd takes could hold
+MOST_BYTES = 8 * 2**20  # unpacked: what etcd takes has a fifth of it, packed
 
 # Parts of a status with fields by worker process, and the fields of the status itself that are packed with them.
 _PARTS = {"ledger": ("live", "due"), "measured": ("live", "base")}
@@ -65,13 +65,14 @@ def _without(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def _content(part: str, text: Any) -> dict[str, dict[str, Any]]:
+def _content(part: str, text: Any) -> dict[str, dict[str, dict[str, Any]]]:
     field, inflate = f"status.{part}.packed", zlib.decompressobj()
     try:
         plain = inflate.decompress(base64.b64decode(text, validate=True), MOST_BYTES)
-        content = msgspec.json.decode(plain, type=dict[str, dict[str, Any]]) if inflate.eof else {}
-    except (binascii.Error, zlib.error, msgspec.MsgspecError, TypeError, ValueError) as error:
+        content = msgspec.json.decode(plain, type=dict[str, dict[str, dict[str, Any]]]) if inflate.eof else {}
+    except (binascii.Error, zlib.error, msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{field} cannot be read: {error}") from error
-    if set(content) != {part, "status"} or not set(content["status"]) <= set(_BESIDE[part]):
+    allowed = {part: _PARTS[part], "status": _BESIDE[part]}
+    if set(content) != set(allowed) or any(not set(content[name]) <= set(names) for name, names in allowed.items()):
         raise InvalidArgumentError(f"{field} is cut off, too large, or something else than packed counts")
     return content

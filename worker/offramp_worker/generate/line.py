@@ -44,10 +44,12 @@ class Line:
         at_once = side_by_side(self._limits, self.pace)
         wait = until_turn([self._left(t) for t in self.running], [self._left(t) for t in self.waiting], at_once=at_once)
         # Prompts are read one at a time, the one with least left first, and share the engine with who writes.
-        seconds = self.pace.reading / (PROMPT_SHARE if len(self) and at_once > 1 else 1.0)
+        share = PROMPT_SHARE if len(self) and at_once > 1 else 1.0
         if not wait:  # else those that run have read theirs by then
-            wait = seconds * sum(t.prompt_left for t in self.running if t.prompt_left <= prompt)
-        return WorkerLoad(len(self.waiting), len(self.running), self.reply_bytes, wait, seconds * prompt)
+            read = (self.pace.prompt_seconds(t.prompt_left) for t in self.running if t.prompt_left <= prompt)
+            wait = sum(read) / share
+        own = self.pace.prompt_seconds(prompt) / share
+        return WorkerLoad(len(self.waiting), len(self.running), self.reply_bytes, wait, own)
 
     def _left(self, ticket: Ticket) -> float:
         """Seconds of the engine that it still needs, by expectation."""

@@ -18,7 +18,7 @@ from offramp_worker.preprocess.texts import Text, TextReader, tokenizer_of
 
 MAX_REQUEST_PIXELS = 64_000_000  # of a request's images together: about a second of decoding
 MAX_TEXT_BYTES = 256 * 1024  # a text is cut to some hundred tokens, after it was divided
-MAX_REQUEST_TEXT_BYTES = 4 * 1024 * 1024
+MAX_REQUEST_TEXT_BYTES = 2 * 1024 * 1024  # dividing takes some 70 times as much memory
 
 String = bytes | str  # as it came in binary form, or in JSON
 Array = npt.NDArray[Any]
@@ -141,9 +141,12 @@ def _content(string: String) -> bytes:
 def _plain_texts(strings: Sequence[String]) -> list[str]:
     total, texts = 0, []
     for index, string in enumerate(strings):
-        if len(string) > MAX_TEXT_BYTES:
+        size = len(string)
+        if isinstance(string, str) and size <= MAX_TEXT_BYTES:  # in JSON these are characters
+            size = len(string.encode(errors="replace"))
+        if size > MAX_TEXT_BYTES:
             raise UnreadableError(index, f"has more than {MAX_TEXT_BYTES} bytes")
-        total += len(string)
+        total += size
         if total > MAX_REQUEST_TEXT_BYTES:
             raise UnreadableError(index, f"is beyond {MAX_REQUEST_TEXT_BYTES} bytes of a request's texts; send fewer")
         try:

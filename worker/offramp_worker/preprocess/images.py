@@ -17,6 +17,8 @@ from offramp_core.errors import InvalidBundleError
 
 FORMATS = ("JPEG", "PNG")
 MAX_PIXELS = 16_000_000  # of one image, as it comes and as it is resized: each takes four bytes, twice if converted
+MAX_SCANS = 64  # of a JPEG: each passes over all pixels again, 53 bytes are enough for one, and ten are usual
+JPEG, SCAN = b"\xff\xd8", b"\xff\xda"  # begin a file, and a scan: within what is coded no 255 is followed by this
 MAX_SIDE = 8192  # that a bundle may ask for
 MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})  # of eight bits or fewer
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
@@ -92,6 +94,8 @@ def decoded(content: bytes | IO[bytes], steps: ImageSteps, *, budget: Budget | N
     from PIL import Image, UnidentifiedImageError
 
     try:
+        if isinstance(content, bytes):
+            _check_scans(content)
         with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
             _check(image, steps)
             if budget is not None:
@@ -103,6 +107,12 @@ def decoded(content: bytes | IO[bytes], steps: ImageSteps, *, budget: Budget | N
         raise ValueError(str(error)) from None
     except Exception as error:  # decoders raise what a broken file makes them raise
         raise ValueError(f"cannot be decoded: {str(error)[:200] or type(error).__name__}") from error
+
+
+def _check_scans(content: bytes) -> None:
+    scans = content.count(SCAN) if content.startswith(JPEG) else 0
+    if scans > MAX_SCANS:
+        raise _RefusedError(f"has {scans} scans; a JPEG may have {MAX_SCANS}")
 
 
 def _check(image: Any, steps: ImageSteps) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PREPROCESSOR_FILE = "preprocessor_config.json"
 MAX_CONFIG_BYTES = 1024 * 1024
 RGB_MAX = 255.0
+LARGEST = float(np.finfo(np.float32).max)  # what graphs compute in
 #: Of transformers' fields: what is read, and what changes no pixel.
 READ = frozenset(
     {
@@ -235,11 +236,16 @@ def _scaling(config: dict[str, Any], steps: ImageSteps) -> Scaling | None:
             f"image_mean is {mean}, image_std {deviation} and rescale_factor {factor}; for {steps.mode} they need "
             f"{channels} numbers each, deviations and factor above 0"
         )
-    return Scaling(
+    scaling = Scaling(
         tuple(factor / d for d in deviation),
         tuple(-m / d for m, d in zip(mean, deviation, strict=True)),
         steps.channels_first,
     )
+    if not (np.abs([scaling.factor, scaling.shift]) * RGB_MAX < LARGEST).all():
+        raise InvalidArgumentError(
+            f"image_std {deviation} and rescale_factor {factor} make no finite numbers of pixels"
+        )
+    return scaling
 
 
 def _asked(config: dict[str, Any], name: str, detail: str) -> bool:
@@ -284,6 +290,6 @@ def _resample(config: dict[str, Any]) -> Any:
 def _numbers(config: dict[str, Any], name: str, default: list[float]) -> list[float]:
     value = config.get(name, default)
     values = value if isinstance(value, list) else [value]
-    if not values or any(type(v) not in (int, float) or not np.isfinite(v) for v in values):
+    if not values or any(type(v) not in (int, float) or not abs(v) < LARGEST for v in values):
         raise InvalidArgumentError(f"{name} is {value!r}; it must be a number for each channel")
     return [float(v) for v in values]
