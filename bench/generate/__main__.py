@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from rich.table import Table
 from bench.generate.equality import equal_answers
 from bench.generate.prepared import mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import BUDGETS, certified, recorded_answers
+from bench.generate.rivals.compared import AT_ONCE, compared
+from bench.generate.rivals.engines import Model
 from bench.generate.speed import paces
 from bench.provenance import provenance
 from offramp_core.generation.losses import Output
@@ -35,12 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
         "bench.generate speed --model smollm2 --prompts gsm8k --n 12",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=["equality", "speed", "lossy", "exits", "prepare"])
+    parser.add_argument("part", choices=["equality", "speed", "rivals", "lossy", "exits", "prepare"])
     parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
     parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories", "sst2"], default=None)
     parser.add_argument("--n", type=int, default=16, help="prompts")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")
     parser.add_argument("--side-by-side", type=int, default=1, help="speed: answers at a time")
+    parser.add_argument("--rounds", type=int, default=4, help="rivals: groups of 1, 2, 4 and 8 prompts each")
     parser.add_argument("--no-drafts", action="store_true", help="speed: variants alone")
     parser.add_argument("--draws", type=int, default=200, help="lossy: samples to tune on")
     parser.add_argument(
@@ -106,6 +110,10 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
                 drafts=not options.no_drafts,
             )
             return f"{key}/{options.side_by_side}", found
+        if options.part == "rivals":
+            model = Model(read_checkpoint(model_of(options.model)), Path(model_of(options.model)))
+            tick = _ticks(progress, "groups of answers", None)
+            return key, compared(folder, model, prompts, rounds=options.rounds, tokens=options.tokens, tick=tick)
         answers = recorded_answers(
             folder,
             prompts,
@@ -164,6 +172,17 @@ def _print(part: str, found: dict[str, Any]) -> None:
                 f"{row['ratio']:.2f}",
                 str(row["draft_tokens"]),
             )
+        console.print(table)
+        return
+    if part == "rivals":
+        console.print({"versions": found["versions"], "left out": found["left_out"]})
+        table = Table("engine", *(f"{n} at once: time per token, tokens/s, equal" for n in AT_ONCE))
+        for name, of in found["engines"].items():
+            cells = [
+                f"{row['ratio'] or math.nan:.2f} {row['throughput']:.2f} {row['equal']}/{row['answers']}"
+                for row in of.values()
+            ]
+            table.add_row(name, *cells)
         console.print(table)
         return
     table = Table(

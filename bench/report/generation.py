@@ -20,6 +20,7 @@ def section(results: Results) -> list[str]:
         "",
         *_equality(found.get("equality", {})),
         *_speed(found.get("speed", {})),
+        *_rivals(found.get("rivals", {})),
         *_exits(found.get("exits", {})),
         *_lossy(found.get("lossy", {})),
     ]
@@ -66,6 +67,35 @@ def _speed(found: dict[str, Any]) -> list[str]:
             *_when({name: run}),
         ]
     return lines
+
+
+def _rivals(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, run in found.items():
+        numbers = list(next(iter(run["engines"].values())))
+        body = [[engine, *(_cell(of[n]) for n in numbers), _equal(of)] for engine, of in run["engines"].items()]
+        body += [[engine, f"left out: {why}", *[""] * len(numbers)] for engine, why in run["left_out"].items()]
+        paces = ", ".join(f"{1e3 * row['seconds']:.1f} ms at {n}" for n, row in run["engines"]["Offramp fp32"].items())
+        versions = ", ".join(sorted({f"{engine.split()[0]} {version}" for engine, version in run["versions"].items()}))
+        lines += [
+            f"*Engines side by side on {name}*: {run['rounds']} groups of each number of prompts at once, answers of up "
+            f"to {run['tokens']} tokens, each engine on one thread, in turns in one run ({versions}). Time per token "
+            "once all prompts are read, and in",
+            "brackets tokens per second with the reading of prompts, both of Offramp's fp32 without a draft; medians "
+            f"(it takes {paces}). *Equal*: answers that are the same tokens.",
+            "",
+            *table([f"engine ({name})", *(f"{n} at once" for n in numbers), "equal"], body),
+            *_when({name: run}),
+        ]
+    return lines
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.2f} ({row['throughput']:.2f})" if row["ratio"] is not None else ""
+
+
+def _equal(of: dict[str, Any]) -> str:
+    return f"{sum(row['equal'] for row in of.values())} of {sum(row['answers'] for row in of.values())}"
 
 
 def _exits(found: dict[str, Any]) -> list[str]:
