@@ -78,8 +78,8 @@ def _rivals(found: dict[str, Any]) -> list[str]:
         paces = ", ".join(f"{1e3 * row['seconds']:.1f} ms at {n}" for n, row in run["engines"]["Offramp fp32"].items())
         versions = ", ".join(sorted({f"{engine.split()[0]} {version}" for engine, version in run["versions"].items()}))
         lines += [
-            f"*Engines side by side on {name}*: {run['rounds']} groups of each number of prompts at once, answers of up "
-            f"to {run['tokens']} tokens, each engine on one thread, in turns in one run ({versions}). Time per token "
+            f"*Engines side by side on {name}*: {run['rounds']} groups of each number of prompts at once, answers of "
+            f"up to {run['tokens']} tokens, each engine on one thread, in turns in one run ({versions}). Time per token "
             "once all prompts are read, and in",
             "brackets tokens per second with the reading of prompts, both of Offramp's fp32 without a draft; medians "
             f"(it takes {paces}). *Equal*: answers that are the same tokens.",
