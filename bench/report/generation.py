@@ -79,7 +79,7 @@ def _rivals(found: dict[str, Any]) -> list[str]:
         versions = ", ".join(sorted({f"{engine.split()[0]} {version}" for engine, version in run["versions"].items()}))
         lines += [
             f"*Engines side by side on {name}*: {run['rounds']} groups of each number of prompts at once, answers of "
-            f"up to {run['tokens']} tokens, each engine on one thread, in turns in one run ({versions}). Time per token "
+            f"up to {run['tokens']} tokens, one thread each, in turns in one run ({versions}). Time per token "
             "once all prompts are read, and in",
             "brackets tokens per second with the reading of prompts, both of Offramp's fp32 without a draft; medians "
             f"(it takes {paces}). *Equal*: answers that are the same tokens.",
