@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from bench.generate.equality import equal_answers
-from bench.generate.prepared import mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
+from bench.generate.prepared import BUILD, mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import BUDGETS, certified, recorded_answers
 from bench.generate.rivals.compared import AT_ONCE, compared
 from bench.generate.rivals.engines import Model
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         "bench.generate speed --model smollm2 --prompts gsm8k --n 12",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=["equality", "speed", "rivals", "lossy", "exits", "prepare"])
+    parser.add_argument("part", choices=["equality", "speed", "rivals", "lossy", "exits", "tokens", "prepare"])
     parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
     parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories", "sst2"], default=None)
     parser.add_argument("--n", type=int, default=16, help="prompts")
@@ -50,11 +51,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--labels", type=int, default=0, help="lossy: answers of a sample; default: as many as there are prompts"
     )
-    parser.add_argument("--minutes", type=float, default=10, help="exits: of training, all heads together")
+    parser.add_argument("--minutes", type=float, default=10, help="exits, tokens: of training, all heads together")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.part == "exits":
         return _exits(options)
+    if options.part == "tokens":
+        return _tokens(options)
     folder = BUNDLES[options.model]()
     if options.part == "prepare":
         print(folder)
@@ -89,6 +92,31 @@ def _exits(options: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
     else:
         _print("exits", found)
+    return 0
+
+
+def _tokens(options: argparse.Namespace) -> int:
+    from bench.generate.tokens import judged_tokens, recorded_tokens  # torch takes seconds to import
+
+    train = mixed_prompts(options.model, 96, skip=0)
+    with Progress(disable=options.json) as progress:
+        tasks = {what: progress.add_task(what, total=None) for what in ("texts", "heads")}
+        arrays = recorded_tokens(
+            read_checkpoint(model_of(options.model)),
+            train,
+            mixed_prompts(options.model, options.n, skip=96),
+            tokens=options.tokens,
+            minutes=options.minutes,
+            tick=lambda what: progress.advance(tasks.get(what, tasks["heads"])),
+        )
+    file = BUILD / f"tokens-{options.model}.npz"
+    np.savez(file, **arrays)
+    found = {"file": str(file), "minutes": options.minutes, "rows": judged_tokens(file, draws=options.draws)}
+    _keep("tokens", options.model, found)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(f"offramp replay {file} --budget 0.05 --draws {options.draws}")
     return 0
 
 

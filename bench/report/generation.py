@@ -22,6 +22,7 @@ def section(results: Results) -> list[str]:
         *_speed(found.get("speed", {})),
         *_rivals(found.get("rivals", {})),
         *_exits(found.get("exits", {})),
+        *_tokens(found.get("tokens", {})),
         *_lossy(found.get("lossy", {})),
     ]
 
@@ -121,6 +122,37 @@ def _exits(found: dict[str, Any]) -> list[str]:
             *_when({name: run}),
         ]
     return lines
+
+
+def _tokens(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, run in found.items():
+        first = run["rows"][0]
+        rules = [policy["name"] for policy in first["policies"] if policy["name"] != "exits-off"]
+        body = [
+            [row["loss"], percent(row["budget"], 0), *(_rule(p) for p in row["policies"] if p["name"] in rules)]
+            for row in run["rows"]
+        ]
+        lines += [
+            f"*Exits of single tokens on {name}*: rules of papers on recorded scores ({first['answers']} answers, "
+            f"{first['tokens']:,} tokens, heads trained for {run['minutes']:.0f} min in all), calibrated at 95 % on "
+            "one half of the answers: the threshold, what it saves",
+            "on the other half (below zero: exits take longer than they save) and of how many calibrations, drawn from "
+            "all answers, the loss over all of them exceeds the budget. An *answer* is lost where one of its tokens "
+            "differs; *tokens* is the share that does.",
+            "",
+            *table([f"loss of ({name})", "budget", *rules], body),
+            *_when({name: run}),
+        ]
+    return lines
+
+
+def _rule(policy: dict[str, Any]) -> str:
+    of = policy["draws"]
+    if policy["threshold"] is None and not of["over_budget"]:
+        return "off"
+    threshold = "off" if policy["threshold"] is None else f"{policy['threshold']:.2f}"
+    return f"{threshold}: {percent(policy['saving'])}, {of['over_budget']} of {of['count']}"
 
 
 def _lossy(found: dict[str, Any]) -> list[str]:
