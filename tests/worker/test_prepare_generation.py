@@ -80,9 +80,11 @@ def test_rotary_frequencies_are_stretched_as_llama_3_1_has_it() -> None:
     assert ratio == pytest.approx(expected, rel=1e-4)
 
 
+T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
 CONFIGS = [
     ({"model_type": "bert"}, "model_type is 'bert'.*LlamaForCausalLM"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    (T5, r"'t5', architectures \['T5ForConditionalGeneration'\]: an encoder with a decoder; .*MistralForCausalLM"),
     ({"attention_bias": True}, "attention_bias"),
     ({"hidden_act": "gelu"}, "hidden_act is gelu"),
     ({"sliding_window": 4096}, "sliding_window"),
@@ -165,6 +167,7 @@ def test_a_truncated_gguf_file_is_refused(tmp_path: Path, keep: float) -> None:
     ("fields", "why"),
     [
         ({"architecture": "bert"}, "general.architecture is 'bert'.*'llama'"),
+        ({"architecture": "t5"}, "general.architecture is 't5'.*'llama'"),
         ({"tokenizer": "t5"}, "tokenizer.ggml.model is 't5'; llama and gpt2"),
         ({"tokenizer": "gpt2", "tokenizer__ggml__pre": "klingon"}, "tokenizer.ggml.pre is 'klingon'; gpt-2, smollm"),
         ({"llama__rope__scaling__type": "yarn"}, "stretched"),
@@ -341,6 +344,28 @@ def test_the_command_refuses_by_option(data: Path, tmp_path: Path, options: list
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (T5, "architectures ['T5ForConditionalGeneration']: an encoder with a decoder; a decoder alone is taken"),
+        (
+            {"model_type": "bert", "architectures": ["BertModel"]},
+            "architectures ['BertModel']: a decoder alone is taken: LlamaForCausalLM, MistralForCausalLM",
+        ),
+    ],
+    ids=["a T5", "an encoder"],
+)
+def test_the_command_refuses_a_model_that_is_no_decoder_by_its_architecture(
+    data: Path, tmp_path: Path, model: dict[str, Any], why: str
+) -> None:
+    folder = write_huggingface(tmp_path / "m", **model)
+    options = ["--model", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["prepare", "--task", "generate", *options])
+    assert result.exit_code == 2
+    assert why in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_prints_its_report(data: Path, tmp_path: Path) -> None:
     asked = [
         "--task",
