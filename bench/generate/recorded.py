@@ -22,7 +22,7 @@ from offramp_core.precision import EXACT
 from offramp_core.protocol import RampInfo
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.tuning import Proposed, TuningRequest, tune
-from offramp_worker.generate.plans import variant_seconds
+from offramp_worker.generate.plan_target import variant_seconds
 from offramp_worker.generate.seam import DecodingRoute, Sampling
 
 BUDGETS = (0.01, 0.02, 0.05, 0.10)

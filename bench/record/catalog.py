@@ -23,7 +23,7 @@ import offramp_core.uncertainty
 import offramp_worker.bundle.heads
 import offramp_worker.prepare.families.cifar
 import offramp_worker.prepare.heads.features
-import offramp_worker.prepare.heads.training
+import offramp_worker.prepare.heads.distillation
 import offramp_worker.prepare.measuring.profiling
 import offramp_worker.prepare.places.cuts
 from bench.record import cascade, cifar, text_costs, texts, video
@@ -36,7 +36,7 @@ SEED = 0
 Modules = tuple[ModuleType, ...]
 Sets = Mapping[str, RecordSet]
 
-_SCORES: Modules = (bench.record.scores, offramp_core.uncertainty, offramp_worker.prepare.heads.training)
+_SCORES: Modules = (bench.record.scores, offramp_core.uncertainty, offramp_worker.prepare.heads.distillation)
 _NETWORK: Modules = (
     bench.record.network,
     offramp_worker.bundle.heads,

@@ -11,11 +11,13 @@ from typing import Any
 
 import yaml
 
+from offramp_core.errors import OfframpError
+
 MOST_NODES = 200_000  # of one document, each as often as aliases repeat it
 DEEPEST = 100
 
 
-class TooMuchError(yaml.YAMLError):
+class TooMuchError(OfframpError, yaml.YAMLError):
     """A text that is YAML and cannot be a manifest. ``problem_mark`` is where."""
 
     def __init__(self, problem: str, mark: yaml.Mark | None = None) -> None:

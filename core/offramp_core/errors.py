@@ -29,6 +29,9 @@
     │   └── UnsupportedEncodingError        its Content-Encoding is not understood
     ├── UnreadableError                     a string of a request is no image or text that the model takes
     ├── RequestError                        a request for generation is malformed; names the field
+    ├── NoRoomError                         the caches of what is generated leave no room for a sequence; later they do
+    ├── BrokenLogitsError (ArithmeticError) a model that generates answered with what is no number
+    ├── TooMuchError (YAMLError)            a text is YAML and larger or deeper than a manifest may be
     ├── SourceError                         the command line's source cannot be read or written
     └── RefusedError                        a command is not possible in the present state
 

@@ -1,4 +1,4 @@
-"""The operator process: see the cluster, wait for the leadership, reconcile until told to stop. kopf runs it."""
+"""The operator process: see the cluster, wait for the leadership, reconcile until asked to stop. kopf runs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import uvloop
 from aiohttp import web
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_operator.health import serve_health
+from offramp_operator.port import serve_health
 from offramp_operator.kube import runtime
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import WRITE_SECONDS, KubeClient, load_api_client
@@ -41,7 +41,7 @@ from offramp_operator.web.server import WebPage, serve_web
 
 STUCK_SECONDS = 600.0
 M_ARENA_MAX, ARENAS = -8, 2  # of mallopt(3)
-NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
+NEW_OBJECTS = 20_000  # between two searches for garbage in cycles, of which there is hardly any
 END_SECONDS = 60.0  # more than an orderly end can take: what has not ended by then never will
 
 
@@ -85,7 +85,7 @@ class Operator:
         self._registry = Registry(service_kind, *more)
 
     async def run(self) -> int:
-        """Be run by kopf until told to stop, or until a part ends by itself. Returns the exit code."""
+        """Be run by kopf until asked to stop, or until a part ends by itself. Returns the exit code."""
         handlers = runtime.registry(
             start=self._start,
             on_event=self._on_event,
@@ -99,7 +99,7 @@ class Operator:
         except Exception as error:
             self._part_ended("kopf", error)
         finally:
-            await self._end()  # kopf does not, where it was told to stop before it had started
+            await self._end()  # kopf does not, where it was asked to stop before it had started
         return 1 if self._broken else 0
 
     def stop(self) -> None:
@@ -196,7 +196,7 @@ class Operator:
             self._feed.relist_soon()
 
     async def _see(self, feed: Feed, client: KubeClient) -> None:
-        """Watch the children until told to stop, with a regular list of every kind as the net below. Leading or not: a
+        """Watch the children until asked to stop, with a regular list of every kind as the net below. Leading or not: a
         standby that takes over knows the cluster already."""
         namespaces = self._settings.namespaces
         async with asyncio.TaskGroup() as group:
@@ -244,7 +244,7 @@ class Operator:
             log_event("shard-taken", f"shard {shard}; {len(shards.held)} of {self._settings.shards} are held here")
 
     async def _until_stopped(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Whether ``work`` ended before the process was told to stop."""
+        """Whether ``work`` ended before the process was asked to stop."""
         task = asyncio.create_task(work)
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -318,7 +318,7 @@ def _die() -> NoReturn:
 
 
 def _collect_rarely() -> None:
-    """Thousands of services are millions of objects that stay; to look through them for cycles at the usual rate takes
+    """Thousands of services are millions of objects that stay; to search them for cycles at the usual rate takes
     a sixth of the start."""
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS)

@@ -176,7 +176,7 @@ UNITS: Mapping[str, str] = {
     "earlyexit_service_tuning_labels_needed": "labels",
     "earlyexit_service_workers": "workers",
 }
-"""What each metric is told in, and by what a histogram counts; empty where it is a state. No rule divides one unit by
+"""The unit of each metric, and by what a histogram counts; empty where it is a state. No rule divides one unit by
 another (tests/observe/test_units.py)."""
 
 
@@ -288,7 +288,7 @@ class Metrics:
         service.gauges = tuple(service_samples(seen))
 
     def failed(self, key: ServiceKey, error: Exception, at: float) -> None:
-        """Counted by :meth:`reconciled`; what was last told of the service stays."""
+        """Counted by :meth:`reconciled`; what was last reported of the service stays."""
 
     def gone(self, key: ServiceKey) -> None:
         """All series of a service go with it."""

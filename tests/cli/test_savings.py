@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from offramp_cli.show.health import health_lines
+from offramp_cli.show.status import health_lines
 from offramp_cli.show.tables import top_data, top_lines
 from offramp_cli.show.tree import get_lines
 from offramp_cli.show.why import why_lines

@@ -14,7 +14,7 @@ from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, changed, pool, pooled  # typ
 
 from offramp_core.control.decide import decide
 from offramp_core.control.snapshot import Decision, Event, RecordStore, Snapshot, TrainingOrder, TrainingReport
-from offramp_core.control.tuning.training import CAPTURES_NEEDED, REFRESH_SECONDS
+from offramp_core.control.tuning.retraining import CAPTURES_NEEDED, REFRESH_SECONDS
 from offramp_core.records import Records
 from offramp_core.tuning import tune
 

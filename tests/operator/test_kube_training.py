@@ -20,7 +20,7 @@ from offramp_operator.kube.manifests import (
     template_digest,
     training_job,
 )
-from offramp_operator.kube.training import WORDLESS_SECONDS, report, runs
+from offramp_operator.kube.training_jobs import WORDLESS_SECONDS, report, runs
 from offramp_operator.shell.platform import WorkerIdentity
 from offramp_worker.prepare.captured import MOST_ROWS
 from offramp_worker.settings import settings_from_env

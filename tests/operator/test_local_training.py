@@ -14,7 +14,7 @@ import pytest
 
 from offramp_core.control.snapshot import TrainingOrder, TrainingReport
 from offramp_operator.local.state import StateFolder
-from offramp_operator.local.training import Trainer
+from offramp_operator.local.training_process import Trainer
 
 ORDER = TrainingOrder(3, "sha256:" + "a" * 64, 0.02, keep=("sha256:" + "b" * 64,))
 

@@ -63,12 +63,16 @@ def save_image_model(folder: Path) -> str:
     return str(folder / "model.pt2")
 
 
+def tokenizer() -> Tokenizer:
+    words = {"[PAD]": texts.PAD} | {f"w{i}": i for i in range(1, texts.WORDS)}
+    made = Tokenizer(models.WordLevel(words, unk_token="w1"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
 def save_text_model(folder: Path) -> str:
     """The tiny network of attention, and a tokenizer of its words: w1, w2, ..."""
-    words = {"[PAD]": texts.PAD} | {f"w{i}": i for i in range(1, texts.WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w1"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer().to_str())
     return str(texts.text_model(folder / "model.onnx"))
 
 

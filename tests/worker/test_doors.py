@@ -191,7 +191,7 @@ def test_where_a_proxy_might_see_another_end_of_the_body_one_refusal_ends_the_co
 class TestBodies:
     def test_tiny_pieces_cost_no_more_than_the_body(self) -> None:
         exchange = Exchange(path="", headers=[], limit=0, keep_alive=True, expect_100_continue=False)
-        pieces = [bytes([i % 256]) for i in range(256)] * 4096
+        pieces = [bytes([i % 256]) for i in range(256)] * 1024
         tracemalloc.start()
         try:
             for piece in pieces:

@@ -21,6 +21,7 @@ import numpy as np
 import prepared
 import pytest
 import sent
+import texts
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from onnx import TensorProto
@@ -29,7 +30,7 @@ from processes import WorkerProcess, document, eventually, manifest_of, plan_for
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from offramp_core.bundle import ImageSteps, TensorSpec, backbone_digest
+from offramp_core.bundle import ImageSteps, Preprocess, TensorSpec, TextSteps, backbone_digest
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import open_session
@@ -524,9 +525,12 @@ def test_scaling_stands_before_a_model_of_any_float_input() -> None:
 
 
 @pytest.mark.parametrize("kind", [str, bytes])
-def test_texts_are_counted_in_bytes_however_they_came(made: Any, kind: type) -> None:
+def test_texts_are_counted_in_bytes_however_they_came(kind: type) -> None:
     """In JSON four bytes of a text may be one character."""
-    encoded = made("text")[0].encoded
+    spec = TensorSpec("ids", "INT64", (-1,), pad=texts.PAD, longest=20, values=texts.WORDS)
+    encoded = steps.load_encoded(
+        Preprocess(text=TextSteps(20)), spec, np.int64, tokenizer=sent.tokenizer().to_str().encode()
+    )
     whole = "w1 " * 1000 + "\N{GRINNING FACE}" * ((steps.MAX_TEXT_BYTES - 3000) // 4)
     long = whole + "\N{GRINNING FACE}" * 8
     each = [text if kind is str else text.encode() for text in (whole, long)]

@@ -366,6 +366,7 @@ def test_the_command_refuses_a_model_that_is_no_decoder_by_its_architecture(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_command_prints_its_report(data: Path, tmp_path: Path) -> None:
     asked = [
         "--task",

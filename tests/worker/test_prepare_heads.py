@@ -16,9 +16,9 @@ from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.heads import plain, training
+from offramp_worker.prepare.heads import distillation, plain
 from offramp_worker.prepare.heads.objectives import softmax
-from offramp_worker.prepare.heads.training import Lesson, Parameters, train_head
+from offramp_worker.prepare.heads.distillation import Lesson, Parameters, train_head
 
 pytestmark = pytest.mark.slow  # trains heads
 
@@ -113,7 +113,7 @@ def test_without_pytorch_a_head_learns_as_much_and_a_seed_decides_the_bytes(kind
     assert not np.array_equal(head["w1"], differs["w1"])
 
 
-@pytest.mark.parametrize("module", [training, plain], ids=["torch", "plain"])
+@pytest.mark.parametrize("module", [distillation, plain], ids=["torch", "plain"])
 def test_training_stops_early_and_keeps_the_head_that_did_best_on_rows_held_out(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +136,7 @@ def test_training_stops_early_and_keeps_the_head_that_did_best_on_rows_held_out(
 
         monkeypatch.setattr(module, "_loss", loss)
         rows, held_out = (x[:60], targets[:60]), (x[60:], targets[60:])
-        if module is training:
+        if module is distillation:
             return train_head(ramp, Lesson(*rows), Lesson(*held_out), seed=0)
         return plain.train_head(ramp, rows, held_out, seed=0)
 

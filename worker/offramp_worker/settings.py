@@ -52,7 +52,7 @@ TRACING = ("none", "otlp")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything a worker process is told. ``public_key`` and ``token_sha256`` come together or not at all."""
+    """All settings of a worker process. ``public_key`` and ``token_sha256`` come together or not at all."""
 
     bundle: Path
     host: str = "0.0.0.0"  # noqa: S104 - a pod serves its network; the CLI asks for loopback
@@ -197,7 +197,7 @@ def share_from(env: Mapping[str, str], name: str, default: float, *, highest: fl
 
 
 def seconds_from(env: Mapping[str, str], name: str) -> float | None:
-    """A positive number of seconds, None where nothing is said; raises as :func:`settings_from_env` does."""
+    """A positive number of seconds, None where nothing is set; raises as :func:`settings_from_env` does."""
     text = env.get(name, "")
     if not text:
         return None

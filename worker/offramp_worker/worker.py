@@ -169,7 +169,7 @@ class InferenceWorker:
         return self.engine is None or self.phase == "draining" or self.engine.alive
 
     def renew_lease(self) -> None:
-        """The control plane is alive and can act: it delivered a document, or pulled and said so."""
+        """The control plane is alive and can act: it delivered a document, or pulled and confirmed it."""
         if self.engine is not None:
             self.engine.renew_lease()
 
@@ -192,7 +192,7 @@ class InferenceWorker:
 
     @property
     def owes_audits(self) -> bool:
-        """Whether the control plane was told of draws that were open then and are compared by now: it would take them
+        """Whether the control plane heard of draws that were open then and are compared by now: it would take them
         for lost."""
         return self.engine is not None and owes_audits(self._pulled, self.engine.counters.snapshot())
 

@@ -16,7 +16,7 @@ from offramp_core.control.stable.falling import settled
 from offramp_core.control.stable.history import config_statuses, forgotten
 from offramp_core.control.status import quarantine_reported, service_status
 from offramp_core.control.tuning.proposals import audited, concluded, proposed, without_idle_ramps
-from offramp_core.control.tuning.training import TrainingView, train_or_wait
+from offramp_core.control.tuning.retraining import TrainingView, train_or_wait
 from offramp_core.control.workers.absent import without_workers
 from offramp_core.control.workers.recreate import interruption, recreated, recreates
 from offramp_core.control.workers.update import Update, UpdateView, next_update

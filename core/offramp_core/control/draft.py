@@ -18,7 +18,7 @@ from offramp_core.control.objects import (
 from offramp_core.control.seen import Seen
 from offramp_core.control.snapshot import Event, NewConfig, Snapshot
 from offramp_core.control.stable.watch import Watch
-from offramp_core.control.tuning.training import bundle_identity
+from offramp_core.control.tuning.retraining import bundle_identity
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Withdrawn
 from offramp_core.reasons import MaybeReason

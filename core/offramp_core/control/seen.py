@@ -11,7 +11,7 @@ from offramp_core.control.served import Served, votes
 from offramp_core.control.snapshot import RecordStore, Snapshot, Worker
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.control.trust import foreign, quarantined, strangers
-from offramp_core.control.tuning.training import working_set
+from offramp_core.control.tuning.retraining import working_set
 from offramp_core.control.workers.update import Update
 from offramp_core.control.workers.versions import Version
 from offramp_core.plan import Plan

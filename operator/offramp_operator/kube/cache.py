@@ -149,7 +149,7 @@ class ObjectCache:
         """Note why a kind cannot be read now, or with an empty text that it can; whether that is news. What is known of
         it stays.
 
-        News are a change of every service: what could not be done about it can be tried again, or has to be told.
+        News are a change of every service: what could not be done about it can be tried again, or has to be reported.
         """
         if self._unreadable.get((kind, namespace), "") == problem:
             return False

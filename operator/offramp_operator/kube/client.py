@@ -40,12 +40,12 @@ MAX_CONNECTIONS = 64  # kept open; more are closed after each call
 BUSY_ATTEMPTS = 4  # of a call that a busy server turns away
 BUSY_SECONDS = 2.0  # where it asks for no longer wait than this
 LIST_PAGE = 500
-# Told as failures of the server's own.
+# Reported as failures of the server's own.
 UNDECLARED = "field not declared in schema"
 TOO_LARGE = (
     "etcdserver: request is too large",
     "trying to send message larger than max",
-)  # told as a failure of the server's own
+)  # reported as a failure of the server's own
 WATCH_SECONDS = 300  # the server ends a watch after this long; it goes on from where it was
 WATCH_SILENCE_SECONDS = (
     150.0  # the server sends a bookmark about every minute, so a watch that is silent for longer is dead
@@ -101,7 +101,7 @@ class ExpiredError(ApiError):
 
 
 class ApiUnavailableError(UnavailableError):
-    """The API server did not answer or asked to come back later, after ``retry_after_seconds`` where it said so."""
+    """The API server did not answer or asked to come back later, after ``retry_after_seconds`` where it named a time."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)

@@ -2,7 +2,7 @@
 
 Kubernetes says it in several places and in many words. The patterns here are the texts of Kubernetes 1.36 (kubelet
 ``images``, ``eviction``, ``lifecycle``; scheduler ``FitError``; admission ``resourcequota``, ``limitranger``) and of
-containerd 2; what none of them matches is passed on as it was said.
+containerd 2; what none of them matches is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_SPACE = "no space left on device"
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """``pattern`` in what Kubernetes said; ``cause`` and ``remedy`` may use its named groups and the names of the
+    """``pattern`` in a message of Kubernetes; ``cause`` and ``remedy`` may use its named groups and the names of the
     pod."""
 
     pattern: str
@@ -296,7 +296,7 @@ def containers(pod: Object) -> list[Object]:
 
 
 def _fetch_failure(pod: Object) -> tuple[AnyReason, str] | None:
-    """Why the bundle was not fetched. What the last attempt said stands until one succeeds, also while the next one
+    """Why the bundle was not fetched. The message of the last attempt stands until one succeeds, also while the next one
     runs."""
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
     status = next((status for status in statuses if status.get("name") == FETCH_CONTAINER), None)

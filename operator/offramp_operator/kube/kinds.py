@@ -63,7 +63,7 @@ NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolici
 AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 JOB = Kind("batch", "v1", "Job", "jobs", MANAGED_SELECTOR)
 HTTP_ROUTE = Kind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", MANAGED_SELECTOR, optional=True)
-# Optional: read where the operator may, which one that is limited to namespaces may not unless it is told to.
+# Optional: read where the operator may, which one that is limited to namespaces may not unless it is allowed to.
 WORKER_CLASS = Kind(GROUP, VERSION, "WorkerClass", "workerclasses", optional=True, cluster_scoped=True)
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")

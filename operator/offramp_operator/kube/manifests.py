@@ -681,7 +681,7 @@ def _bundle_volumes(service: Service, settings: WorkerSettings) -> list[Object]:
     volumes: list[Object] = [{"name": "bundle", "emptyDir": {"sizeLimit": f"{mebibytes}Mi"}}]
     if spec.model_secret is not None:
         items = [{"key": key, "path": key} for key in CREDENTIAL_KEYS]
-        # Optional, so that what is missing is told in a sentence rather than by a pod that never starts.
+        # Optional, so that what is missing is reported in a sentence rather than by a pod that never starts.
         secret = {"secretName": spec.model_secret, "items": items, "optional": True, "defaultMode": 0o440}
         volumes.append({"name": "credentials", "secret": secret})
     return volumes

@@ -22,7 +22,7 @@ from offramp_operator.kube.session import Manners, Rhythm, kopf_session
 from offramp_operator.shell.log import log_event
 
 LIST_PAGE = 500
-WORKER_IDLE_SECONDS = 0.05  # kopf has a task for each object with news; it may end as soon as they are told
+WORKER_IDLE_SECONDS = 0.05  # kopf has a task for each object with news; it may end as soon as they are delivered
 # Between attempts while the API server is away. kopf's own pauses grow to 21 s, which is how late the first change
 # after an outage would be seen.
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, *(5.0,) * 60)

@@ -23,7 +23,7 @@ from offramp_operator.kube.manifests import CONTAINER, FETCH_CONTAINER
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ServiceKey
 
-FRESH_SECONDS = 1.0  # that a look at the whole fleet stands
+FRESH_SECONDS = 1.0  # that a reading of the whole fleet stands
 FAILING = {
     ConditionType.WORKERS_UPDATING: (Reason.NEW_WORKERS_FAIL, Reason.RECREATE_FAILED),
     ConditionType.WORKERS_AVAILABLE: (  # after the last old one went
@@ -71,7 +71,7 @@ class TurnKeeper:
         return found
 
     def reason_to_wait(self) -> Turn:
-        """What is said of a service whose turn has not come."""
+        """The message about a service whose turn has not come."""
         if not self._failed:
             return Turn(
                 Reason.WAITING_FOR_TURN,
@@ -86,7 +86,7 @@ class TurnKeeper:
         )
 
     def _refresh(self, services: int) -> None:
-        """Look at the fleet again, unless that was just done."""
+        """Read the fleet again, unless that was just done."""
         now = self._monotonic()
         if now - self._refreshed_at < FRESH_SECONDS or len(self._members) < services:
             return
@@ -109,7 +109,7 @@ class TurnKeeper:
 
 
 def member(service: Service, deployment: Object, *, waits: bool, counts: bool) -> Member:
-    """How a service stands, by its Deployment and by what its last pass has told."""
+    """How a service stands, by its Deployment and by what its last pass reported."""
     conditions = {c.type: c for c in service.status.conditions}
     updating, spare = conditions.get(ConditionType.WORKERS_UPDATING), conditions.get(ConditionType.NO_EXIT_CAPACITY)
     no_room = updating is not None and updating.reason in CROWDED

@@ -49,7 +49,7 @@ LATE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 30.0  # between attempts of a watch that breaks at once
 FIRST_LIST_RETRY_SECONDS = 2.0  # at most, between attempts of a first list
 REFUSED_LIST_RETRY_SECONDS = 30.0  # at most, where it is refused for good
-ABSENT_SECONDS = 30.0  # between two looks for an optional kind that is not there
+ABSENT_SECONDS = 30.0  # between two searches for an optional kind that is not there
 ABSENT_KIND = 404
 ABSENT = (403, ABSENT_KIND)  # one that the operator's role does not name is as good as none
 LASTED_SECONDS = 10.0  # a watch that lived this long was not broken from the start
@@ -131,7 +131,7 @@ class Pauses:
 class Freshness:
     """Whether the watches keep up: what a list has seen, the watch must reach soon after.
 
-    ``position`` is the version up to which a watch, or the list it begins with, has told everything; ``awaited`` the
+    ``position`` is the version up to which a watch, or the list it begins with, has delivered everything; ``awaited`` the
     newest version that a regular list found beyond it, and since when it is missing.
     """
 
@@ -208,7 +208,7 @@ class Feed:
             self._wake(key)
 
     async def relist(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
-        """List everything once more, beside the watches: what they have not told must come soon, or they are late."""
+        """List everything once more, beside the watches: what they have not delivered must come soon, or they are late."""
         for scope in scopes(namespaces, kinds):
             listed = await self._list(client, scope, self._wake)
             if listed is not None:

@@ -13,14 +13,14 @@ import httpx
 from aiohttp import web
 
 from offramp_core.errors import InvalidArgumentError, OfframpError
-from offramp_operator.health import serve_health
+from offramp_operator.port import serve_health
 from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.front import FrontProcess
 from offramp_operator.local.platform import Intent, LocalPlatform
 from offramp_operator.local.process import HOST, TERMINATION_SECONDS, WORKER_COMMAND
 from offramp_operator.local.records import keep_only, load_pools, save_pool
 from offramp_operator.local.state import StateFolder, StateFolderError, remove_leftovers
-from offramp_operator.local.training import Trainer
+from offramp_operator.local.training_process import Trainer
 from offramp_operator.metrics import Metrics
 from offramp_operator.shell.listeners import PassListeners
 from offramp_operator.shell.log import log_event
@@ -168,7 +168,7 @@ class EmbeddedShell:
     # --- loops -------------------------------------------------------------------------------------
 
     async def _control(self, key: ServiceKey) -> None:
-        """Pass after pass; an error is told and tried again more and more slowly while everything goes on serving."""
+        """Pass after pass; an error is logged and the pass tried again more and more slowly while everything goes on serving."""
         retry = FIRST_RETRY_SECONDS
         while True:
             self._woken.clear()
@@ -192,7 +192,7 @@ class EmbeddedShell:
                 await asyncio.wait_for(self._woken.wait(), wait)
 
     async def _watch_file(self) -> None:
-        """Apply the user's file whenever what it says changes; an edit that is wrong is told once and changes
+        """Apply the user's file whenever what it says changes; an edit that is wrong is logged once and changes
         nothing."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)

@@ -22,7 +22,7 @@ _BACKLOG = 1024
 
 
 class FrontProcess:
-    """The proxy and what it was last told. All methods are for one event loop."""
+    """The proxy and the last set of workers it was sent. All methods are for one event loop."""
 
     def __init__(self, port: int) -> None:
         """Take the port (0: any free one).
@@ -94,7 +94,7 @@ class FrontProcess:
                 pass_fds=[self._socket.fileno()],
                 start_new_session=True,
             )
-            if self._closing:  # told while the process was being made, so it was not told
+            if self._closing:  # changed while the process was being made, which so did not hear of it
                 process.kill()
             await self._tell({"backends": self._backends})
             await self._listen(process)
@@ -113,7 +113,7 @@ class FrontProcess:
     async def _tell(self, order: Mapping[str, object]) -> None:
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:
-            return  # the next proxy is told the whole set when it starts
+            return  # the next proxy is sent the whole set when it starts
         with contextlib.suppress(ConnectionError):
             process.stdin.write(json.dumps(order).encode() + b"\n")
             await process.stdin.drain()

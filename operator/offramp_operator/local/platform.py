@@ -24,7 +24,7 @@ from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.state import StateFolder, StateFolderError, replace_file
 from offramp_operator.local.store import Manifest, ObjectStore
 from offramp_operator.local.template import bundle_path, render
-from offramp_operator.local.training import Trainer
+from offramp_operator.local.training_process import Trainer
 from offramp_operator.shell import wire
 from offramp_operator.shell.manifests import (
     CONFIG_KIND,

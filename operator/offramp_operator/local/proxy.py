@@ -145,7 +145,7 @@ class Proxy:
             session.unanswered.clear()
 
     async def _connect(self, session: Session) -> None:
-        """Give the session a worker; the client is told 503 when there is none for a while."""
+        """Give the session a worker; the client gets 503 when there is none for a while."""
         deadline = time.monotonic() + NO_BACKEND_PATIENCE_SECONDS
         while True:
             for name, address in self._by_load():
@@ -260,7 +260,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 async def obey(listener: socket.socket) -> None:
-    """Serve until told to stop or until nobody gives orders any more."""
+    """Serve until asked to stop or until nobody gives orders any more."""
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     proxy = Proxy(lambda facts: print(json.dumps(facts), flush=True))

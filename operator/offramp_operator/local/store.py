@@ -2,7 +2,7 @@
 
 Every change goes through a file that replaces the old one at once, under a lock that other processes (the
 command line) take as well. ``metadata.resourceVersion`` counts the changes of an object, so that a writer who
-read an older one is told instead of overwriting.
+read an older one is reported instead of overwriting.
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ def _cancel(seen: _Seen) -> None:
 
 
 def _check_same(answered: str, wanted: str) -> None:
-    """An address may have passed to another worker since the platform told it."""
+    """An address may have passed to another worker since the platform listed it."""
     if answered != wanted:
         raise UnavailableError(f"worker {answered!r} answers there")
 
@@ -495,7 +495,7 @@ def _note_work(seen: _Seen, work: _Work) -> None:
 
 
 def _figures(observations: Observations) -> tuple[object, ...]:
-    """What a decision may look at, records aside."""
+    """What a decision may use, records aside."""
     return observations.counts, observations.held_back, observations.plans, observations.refused
 
 

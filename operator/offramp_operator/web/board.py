@@ -26,7 +26,7 @@ STALE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class TimedEvent:
-    """An event and when it was told."""
+    """An event and when it was recorded."""
 
     at: float
     event: Event
@@ -65,7 +65,7 @@ class Board:
     worker_kind : str
         What a worker is here: ``Pod`` or ``process``.
     since : float
-        When this process began to look on.
+        When this process began to watch.
     """
 
     def __init__(self, *, worker_kind: str, since: float) -> None:

@@ -263,7 +263,7 @@ def _latency_goal(family: Family) -> Goal:
 
 
 def _token_times(family: Family) -> tuple[NamedGoal, ...]:
-    """Times of generated answers' tokens. Without an objective they are told where they are known."""
+    """Times of generated answers' tokens. Without an objective they are shown where they are known."""
     spec, seen = family.service.spec, family.service.status.observed
     times = (
         ("First token", spec.first_token_seconds, seen.first_token_p95),
@@ -284,7 +284,7 @@ def _time_goal(family: Family, seconds: float, p95: str) -> Goal:
     used = measured / seconds if measured is not None else None
     percentile = (
         "" if spec.latency_percentile == 95 else f"p{spec.latency_percentile:g} "
-    )  # said once where both are the p95
+    )  # shown once where both are the p95
     kept = used is not None and used <= 1 and not percentile
     if state == "False" and len(spec.time_goals) > 1 and kept:
         state = "True"

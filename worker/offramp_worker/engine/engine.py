@@ -80,7 +80,7 @@ class Engine:
         captures: Captures | None = None,
         lost: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``captures`` keeps inputs that may train other heads. ``lost`` is told, from another thread, once the
+        """``captures`` keeps inputs that may train other heads. ``lost`` is called, from another thread, once the
         executor has failed for so long that only a new process may help.
         """
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
@@ -254,7 +254,7 @@ class Engine:
         self.marker.forget_before(active.epoch)
 
     def renew_lease(self) -> None:
-        """The control plane is alive and can act: it delivered a document, or pulled and said so."""
+        """The control plane is alive and can act: it delivered a document, or pulled and confirmed it."""
         self.arms.meet()
         self.metrics.contact.set(self._wall_clock())
 

@@ -83,7 +83,7 @@ class Download:
     part : Path
         The file. What is known of it stands beside it, in ``<name>.json``.
     tell : callable
-        Is told (bytes so far, bytes in all or None) as they come.
+        Called with (bytes so far, bytes in all or None) as they come.
     deadline : float
         When to give up, on ``clock``.
     refused : mapping
@@ -243,7 +243,7 @@ class Download:
         if total - self._size() > shutil.disk_usage(self._part.parent).free:
             raise disk_full(f"the {_mib(total)} of {self._source.name}")
 
-    # --- what is told ------------------------------------------------------------------------------
+    # --- what is reported ------------------------------------------------------------------------------
 
     def _redirected(self, url: str, location: str) -> str:
         there = urljoin(url, location)

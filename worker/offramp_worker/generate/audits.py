@@ -135,7 +135,7 @@ class AuditDesk:
         clock: Callable[[], float],
     ) -> None:
         """``share`` of the engine's time may go into audits while requests are served; all of it while there are none.
-        ``judge`` is told every verdict, ``lost`` of what could not be compared, ``spend`` the seconds."""
+        ``judge`` gets every verdict, ``lost`` of what could not be compared, ``spend`` the seconds."""
         self._engine, self._tokenizer, self._share, self._compare = engine, tokenizer, share, compare
         self._judge, self._lost, self._spend, self._clock = judge, lost, spend, clock
         self._variants = [v.name for v in engine.bundle.variants]
@@ -289,7 +289,7 @@ def equality(served: Sequence[int], reference: Sequence[Token]) -> Equality:
     """Whether answers have the same tokens; ``tie`` where the first difference is one between logits that are as good
     as equal.
 
-    Behind a tie answers go different ways and nothing more can be said. The shorter of a whole answer and the longer
+    Behind a tie answers go different ways and nothing more can be compared. The shorter of a whole answer and the longer
     one differ as well.
     """
     for ours, theirs in zip(served, reference, strict=False):

@@ -37,7 +37,7 @@ ABANDON_SECONDS = 5.0  # for a step that is under way
 
 @dataclass(frozen=True, slots=True)
 class DeskOptions:
-    """What a desk is told. ``audit_share`` of the engine's time may go into audits while requests are served;
+    """Settings of a desk. ``audit_share`` of the engine's time may go into audits while requests are served;
     ``compare`` says what an answer lost; ``marker`` notes a canary that is being computed."""
 
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)

@@ -45,7 +45,7 @@ GENERATION_UNITS: Mapping[str, str] = {
     "earlyexit_build_info": "",
     "earlyexit_worker_ready": "",
 }
-"""What each metric is told in, and by what a histogram counts; see :data:`offramp_worker.metrics.UNITS`."""
+"""The unit of each metric, and by what a histogram counts; see :data:`offramp_worker.metrics.UNITS`."""
 
 
 class GenerationMetrics:

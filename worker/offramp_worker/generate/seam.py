@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from offramp_core.errors import OfframpError
 from offramp_core.precision import EXACT
 
 REFERENCE = EXACT  # the variant whose greedy answers are what an answer is compared with
@@ -191,7 +192,7 @@ class EngineCounts:
     ended: int = 0
 
 
-class NoRoomError(Exception):
+class NoRoomError(OfframpError):
     """The caches of what runs leave no room for a sequence; it fits once others have ended."""
 
 

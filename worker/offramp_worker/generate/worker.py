@@ -19,7 +19,7 @@ from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.desk import DeskOptions, GenerationDesk
 from offramp_worker.generate.metrics import GenerationMetrics
-from offramp_worker.generate.plans import GenerationPlans, judged_as, off_runtime, variant_seconds
+from offramp_worker.generate.plan_target import GenerationPlans, judged_as, off_runtime, variant_seconds
 from offramp_worker.generate.routes import Dispatch, draft_settings, own_active, parse_route
 from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBundle, Loaded, Loader, Tokenizer
 from offramp_worker.generate.settings import GenerationSettings
@@ -237,7 +237,7 @@ class GenerationWorker:
 
     @property
     def owes_audits(self) -> bool:
-        """Whether the control plane was told of draws that were open then and are compared by now: it would take them
+        """Whether the control plane heard of draws that were open then and are compared by now: it would take them
         for lost."""
         return owes_audits(self._pulled, self.accounts.counters.snapshot())
 

@@ -162,7 +162,7 @@ class Inference:
             reading.ticket = self._submit(engine, future.result(), headers, reply)
         except (BadRequestError, OverloadedError, UnpackedTooLargeError) as error:
             self._refuse(self._refusal_of(error), headers, reply)
-        except Exception as error:  # memory may not suffice; whoever waits is told, and others go on
+        except Exception as error:  # memory may not suffice; whoever waits gets an error, and others go on
             log_event("reading-failed", level="error", error=repr(error))
             refusal = self.refusals.refusal(500, "the request cannot be read", outcome=RequestOutcome.FAILED)
             self._refuse(refusal, headers, reply)

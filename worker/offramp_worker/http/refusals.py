@@ -29,7 +29,7 @@ def no_count(_: RequestOutcome, __: int) -> None:
 
 
 class Refusals:
-    """Error replies; ``count`` is told the outcome and the status of each."""
+    """Error replies; ``count`` gets the outcome and the status of each."""
 
     def __init__(self, count: Count = no_count) -> None:
         self._count = count

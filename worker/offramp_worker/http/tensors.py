@@ -30,7 +30,7 @@ from offramp_worker.engine.queue.tickets import HIGHEST_PRIORITY, Ticket
 from offramp_worker.preprocess.encoded import Encoded, String, UnreadableError
 
 Array = npt.NDArray[Any]
-VERSION = "1"  # of the one model a worker serves; content is told by digests, not by versions
+VERSION = "1"  # of the one model a worker serves; content is known by digests, not by versions
 JSON_TYPES: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": {bool}}  # by kind of tensor
 MAX_DEADLINE_MS = 86_400_000
 KNOWN_HEADER_BYTES = 4096

@@ -29,7 +29,7 @@ from offramp_core.control.stable.audit import DENSE, clustering
 from offramp_core.control.stable.falling import rejected
 from offramp_core.control.stable.history import promoted_lately
 from offramp_core.control.trust import live_boots
-from offramp_core.control.tuning.training import after_rollout
+from offramp_core.control.tuning.retraining import after_rollout
 from offramp_core.control.tuning.tuner import CERTIFICATES_KEPT, after_rollback
 from offramp_core.evidence.slow import BatchShape, by_shape
 from offramp_core.protocol import ArmCounts, PlanDocument

@@ -1,7 +1,7 @@
 """A cluster as a platform: reads from the cache, writes by server-side apply, and only where something differs.
 
-:mod:`service_platform` puts the rooms together. :mod:`fleet`, :mod:`classes`, :mod:`templates`, :mod:`plans`
-and :mod:`trainings` read; :mod:`workers`, :mod:`gateway`, :mod:`trainings`, :mod:`statuses`, :mod:`plans`
+:mod:`service_platform` puts the rooms together. :mod:`fleet`, :mod:`classes`, :mod:`templates`, :mod:`plan_store`
+and :mod:`trainings` read; :mod:`workers`, :mod:`gateway`, :mod:`trainings`, :mod:`statuses`, :mod:`plan_store`
 and :mod:`events` write, through :mod:`children` where an object may be somebody else's or may have
 changed. :mod:`memory` is what lies between two passes.
 
@@ -11,7 +11,7 @@ events.py            events about a service, and about the rollout that somethin
 fleet.py             the workers of a service as the cluster has them
 gateway.py           the HTTPRoute that shares a service's requests between two versions
 memory.py            what is remembered of a service between passes
-plans.py             the signed plan of a service, in a ConfigMap that its workers mount
+plan_store.py        the signed plan of a service, in a ConfigMap that its workers mount
 service_platform.py  a cluster as the platform of services
 statuses.py          objects of our own kinds
 templates.py         which pods a service should have now

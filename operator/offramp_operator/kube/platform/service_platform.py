@@ -21,7 +21,7 @@ from offramp_operator.kube.platform.events import EventPoster
 from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.gateway import GatewayRoutes
 from offramp_operator.kube.platform.memory import Memories, Memory
-from offramp_operator.kube.platform.plans import PlanStore
+from offramp_operator.kube.platform.plan_store import PlanStore
 from offramp_operator.kube.platform.statuses import Statuses
 from offramp_operator.kube.platform.templates import Templates
 from offramp_operator.kube.platform.trainings import Trainings

@@ -8,7 +8,7 @@ from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import TrainingOrder, TrainingReport
 from offramp_core.control.workers.versions import split_in_force
 from offramp_core.errors import InvalidSpecError
-from offramp_operator.kube import manifests, pods, training
+from offramp_operator.kube import manifests, pods, training_jobs
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, KubeClient
 from offramp_operator.kube.kinds import JOB, POD, Object, name_of, uid_of
@@ -39,7 +39,7 @@ class Trainings:
         if job is None or not pods.controls(service.uid, job):
             return None
         own = self._cache.owned(POD, uid_of(job))
-        return training.report(job, own, attempt=sets.attempt, since=sets.capture_since_at, now=self._clock())
+        return training_jobs.report(job, own, attempt=sets.attempt, since=sets.capture_since_at, now=self._clock())
 
     async def begin(
         self, service: Service, memory: Memory, order: TrainingOrder, settings: manifests.WorkerSettings
@@ -63,7 +63,7 @@ class Trainings:
         wanted = service.spec.training == "LiveTraffic" and sets.state == "Training"
         name = manifests.training_name(service.name, sets.capture_since_at or 0.0) if wanted else ""
         for job in self._cache.owned(JOB, service.uid):
-            if name_of(job) != name and training.runs(job, self._cache.owned(POD, uid_of(job))):
+            if name_of(job) != name and training_jobs.runs(job, self._cache.owned(POD, uid_of(job))):
                 await self._children.remove(JOB, job)
 
     async def _make_job(self, service: Service, job: Object) -> None:

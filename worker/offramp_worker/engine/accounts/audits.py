@@ -88,8 +88,8 @@ class AuditDesk:
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
         captures: Captures | None = None,
     ) -> None:
-        """``sets`` tells the ramp sets that records are made for, ``captures`` is told of every row that became one;
-        ``join`` makes one batch of several rows. ``spend`` is told the seconds, by ``clock``, that each audit took,
+        """``sets`` tells the ramp sets that records are made for, ``captures`` gets every row that became one;
+        ``join`` makes one batch of several rows. ``spend`` gets the seconds, by ``clock``, that each audit took,
         also one that failed."""
         self._task, self._sets, self._judge, self._join, self._captures = task, sets, judge, join, captures
         self._spend, self._clock = spend, clock

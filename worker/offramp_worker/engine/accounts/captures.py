@@ -75,7 +75,7 @@ class Captures:
 
     @property
     def count(self) -> int:
-        """Rows of the sample that stand in files: whoever is told of them can read them."""
+        """Rows of the sample that stand in files: whoever hears of them can read them."""
         with self._lock:
             return sum(self._written.values())
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the engine's state: computed when somebody scrapes, so that no request pays for it."""
+"""The engine's state as Prometheus reads it: computed when somebody scrapes, so that no request pays for it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Sessions:
         """What the model says, and what every column of a record does.
 
         A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision,
-        and that is what is said of it.
+        and that is its message.
         """
         outputs: dict[int, FloatArray] = {j: self._run(session, x)[0] for j, session in self._sides.items()}
         whole: dict[Precision, FloatArray] = {}
@@ -287,7 +287,7 @@ def _running(refused: Callable[[str], OfframpError], what: str) -> Iterator[None
 
 
 def reproduces(logits: Array, expected: Array, task: Task) -> bool:
-    """Whether an executor says of the probe's rows what the model says, by all that can be told on another machine."""
+    """Whether an executor says of the probe's rows what the model says, as far as another machine can know."""
     same = logits.shape == expected.shape and _close(logits, expected)
     return same and (not task.names_classes or _same_answers(logits, expected, task))
 
@@ -301,7 +301,7 @@ def _scale(expected: Array) -> float:
 
 
 def _same_answers(logits: FloatArray, expected: Array, task: Task) -> bool:
-    """Equal labels, except where the expected two best are closer than the tolerance: a tie by all that can be told."""
+    """Equal labels, except where the expected two best are closer than the tolerance: a tie as far as anybody can know."""
     top = np.sort(expected, axis=1)[:, -2:]
     tied = top[:, 1] - top[:, 0] <= 2 * ABSOLUTE_TOLERANCE * _scale(expected)
     return bool((tied | (task.answers(logits) == task.answers(expected))).all())

@@ -21,7 +21,7 @@ FAR = 1000.0  # times the largest number of the bundle's own inputs
 
 
 class UsualInputs:
-    """Told by the model's input and some rows (n, ...) that it was made for."""
+    """Recognized by the model's input and some rows (n, ...) that it was made for."""
 
     def __init__(self, spec: TensorSpec, known: Array) -> None:
         self._pad = spec.pad

@@ -206,7 +206,7 @@ class Triton:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """What a request is told that gets no answer."""
+    """The error of a request that gets no answer."""
 
     status: int
     message: str
@@ -216,7 +216,7 @@ class ErrorReply:
 
 
 def error_of(error: RequestError | ClosedError) -> ErrorReply:
-    """How a refusal is told."""
+    """The form of a refusal."""
     if isinstance(error, RequestError):
         return ErrorReply(error.status, str(error), error.field, error.code)
     return ErrorReply(error.status, str(error), None, error.refused.why, error.refused.retry_after_seconds)

@@ -86,7 +86,7 @@ class GenerationManifest:
         return "sha256:" + hashlib.sha256(canonical_json(content)).hexdigest()
 
     def bundle(self, profile: GenerationProfile) -> GenerationBundle:
-        """What doors and the desk are told."""
+        """What doors and the desk need."""
         a = self.architecture
         seconds = {name: by_tokens.get("1", 0.0) for name, by_tokens in profile.variants.items()}
         return GenerationBundle(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.errors import OfframpError
 from offramp_worker.generate.seam import Sampling, Token
 
 FloatArray = npt.NDArray[np.float32]
@@ -14,7 +15,7 @@ Chances = npt.NDArray[np.float64]
 NUCLEUS_FIRST = 256  # tokens that are looked at first for a nucleus; nearly always enough
 
 
-class BrokenLogitsError(ArithmeticError):
+class BrokenLogitsError(OfframpError, ArithmeticError):
     """The model answered with what is no number."""
 
 
@@ -93,7 +94,7 @@ def verified(p: Chances, proposed: int, q: Chances | None, rng: np.random.Genera
 
 
 def with_logprobs(row: FloatArray, token: int, margin: float, sampling: Sampling) -> Token:
-    """A chosen token with what was asked to be told about it."""
+    """A chosen token with what was asked about it."""
     if not sampling.logprobs:
         return Token(token, margin=margin)
     top = row.max()

@@ -46,7 +46,7 @@ from offramp_worker.prepare.source.data import FloatArray, HeadSplit, InputArray
 from offramp_worker.prepare.source.sources import Backbone
 
 if TYPE_CHECKING:
-    from offramp_worker.prepare.heads.training import Lessons
+    from offramp_worker.prepare.heads.distillation import Lessons
 
 DEFAULT_HEAD_SHARE = 0.1
 ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
@@ -293,7 +293,7 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
     """Add heads that read whole maps, which are computed again for each: all of them at once would fill the memory."""
     if not specs:
         return taught
-    from offramp_worker.prepare.heads.training import Lesson, train_each  # PyTorch, which only these heads need
+    from offramp_worker.prepare.heads.distillation import Lesson, train_each  # PyTorch, which only these heads need
 
     split, fitted = taught.split, taught.fitted
     at = {place.position: place for place in shop.places}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from offramp_worker.prepare.heads.training import Parameters, head_logits, train_heads
+    from offramp_worker.prepare.heads.distillation import Parameters, head_logits, train_heads
 
     HAS_TORCH = True
 except ModuleNotFoundError:

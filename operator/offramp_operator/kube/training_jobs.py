@@ -1,4 +1,4 @@
-"""What a Job tells of the training it runs, as pure functions. Its pod's last words are the result: no other way leads
+"""What a Job reports of the training it runs, as pure functions. Its pod's last words are the result: no other way leads
 out of it."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def report(job: Object, pods: Iterable[Object], *, attempt: int, since: float, n
 
 
 def runs(job: Object, pods: Iterable[Object]) -> bool:
-    """Whether a training is not over; one that has told its result is, also before the Job says so."""
+    """Whether a training is not over; one that has reported its result is, also before the Job says so."""
     over = any(condition(job, kind).get("status") == "True" for kind in ("Failed", "Complete"))
     return not over and all(_result(pod) is None for pod in pods)
 
