@@ -175,7 +175,7 @@ def one_day(hours: float = 24.0) -> Scene:
 def functions(hours: float = 1.0) -> Scene:
     """One service on all functions of Azure together."""
     every = np.sort(np.concatenate(list(azure_functions_by_name().values())))
-    task = recorded_task(RESNET, "resnet56-functions", every, rate=1500.0, seconds=int(3600 * hours), seed=1)
+    task = recorded_task(RESNET, "resnet56-functions", every, rate=6000.0, seconds=int(3600 * hours), seed=1)
     return Scene((task,), pools(1.0))
 
 

@@ -430,6 +430,54 @@ def test_what_came_at_this_time_of_earlier_days_is_expected_again_but_one_specia
     assert predicted_rate(calm + special, now=0, lead_seconds=180) == 12
 
 
+def by_the_clock(hours: int, *, rises: int, high: float = 400.0) -> list[Window]:
+    """Windows of 15 s at 100 a second, and two minutes from the second minute on of the newest ``rises`` full hours."""
+    ends = [-3600.0 * hours + 15.0 * i for i in range(1, 240 * hours + 1)]
+    return [Window(ended_at=e, seconds=15.0, rate=high if _rises(e, rises) else 100.0) for e in ends]
+
+
+def _rises(end: float, rises: int) -> bool:
+    return -3600.0 * rises < end <= 0 and 120 < end % 3600 <= 240
+
+
+def test_a_rise_that_often_comes_at_this_minute_is_expected_just_before_it_and_not_afterwards() -> None:
+    often, seldom = by_the_clock(8, rises=3), by_the_clock(8, rises=2)
+    just_before, long_before, afterwards = 90.0, 3000.0, 600.0
+
+    def at(past: list[Window], seconds: float) -> float:
+        shifted = [replace(w, ended_at=w.ended_at - seconds) for w in past]
+        quiet = [Window(ended_at=15.0 * i - seconds, seconds=15.0, rate=100.0) for i in range(1, int(seconds / 15) + 1)]
+        return predicted_rate(shifted + quiet, now=0, lead_seconds=45)
+
+    assert at(often, just_before) == pytest.approx(400)
+    assert at(seldom, just_before) == pytest.approx(100)
+    assert at(often, long_before) == at(often, afterwards) == pytest.approx(100)
+
+
+def test_demand_that_rose_three_times_within_the_hour_is_expected_to_rise_again() -> None:
+    restless = windows([100.0] * 12 + [300.0, 310.0] + [100.0] * 12 + [320.0] * 2 + [100.0] * 12 + [330.0] + [100.0] * 12)
+    assert predicted_rate(restless, now=0, lead_seconds=30) == 310
+    calmer = windows([100.0] * 26 + [320.0] * 2 + [100.0] * 12 + [330.0] + [100.0] * 12)
+    assert predicted_rate(calmer, now=0, lead_seconds=30) == 100
+
+
+def test_a_jump_is_followed_no_further_than_demand_ever_came() -> None:
+    known = windows([900.0] + [100.0] * 70 + [400.0])
+    assert predicted_rate(known, now=0, lead_seconds=60) == 700
+    assert predicted_rate(known, now=0, lead_seconds=600) == 900
+    assert predicted_rate(windows([100.0] * 70 + [400.0]), now=0, lead_seconds=60) == 400
+
+
+def test_a_silent_service_is_kept_warm_for_an_hour() -> None:
+    assert 0 < predicted_rate(windows([100.0] * 40 + [0.0] * 15), now=0, lead_seconds=60) < 1
+    assert predicted_rate(windows([100.0] * 40 + [0.0] * 61), now=0, lead_seconds=60) == 0
+
+
+def test_of_workers_that_cost_as_much_those_that_answer_most_serve() -> None:
+    one = service(column("small", batch=1), column("large", rate=130.0, batch=2), rate=60.0)
+    assert plan_fleet([one], [pool()]).services[0].workers[0].key.plan == "large"
+
+
 def test_the_future_and_the_order_of_windows_change_nothing() -> None:
     past = windows([100.0, 90.0, 110.0, 100.0])
     later = Window(ended_at=60.0, seconds=60.0, rate=1e6)

@@ -14,7 +14,15 @@ document.py  pools and services as people write them down
 """
 
 from offramp_core.fleet.document import FleetDocument, parse_fleet
-from offramp_core.fleet.forecast import DAY_SECONDS, DAYS, RECENT, Window, predicted_rate
+from offramp_core.fleet.forecast import (
+    DAY_SECONDS,
+    DAYS,
+    HOUR_SECONDS,
+    HOURS,
+    RECENT,
+    Window,
+    predicted_rate,
+)
 from offramp_core.fleet.parts import Caution, Column, Key, Pool, Service, Workers
 from offramp_core.fleet.planner import Considered, FleetPlan, ServicePlan, plan_fleet
 from offramp_core.fleet.queueing import headroom_rate
@@ -23,6 +31,8 @@ from offramp_core.fleet.transition import Present, Step, Switch, next_steps
 __all__ = [
     "DAYS",
     "DAY_SECONDS",
+    "HOURS",
+    "HOUR_SECONDS",
     "RECENT",
     "Caution",
     "Column",

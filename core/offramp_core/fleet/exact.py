@@ -81,8 +81,9 @@ def cheapest(demand: Demand, *, prices: Floats, room: Ints) -> Choice | None:
     single = np.where(needed <= most, needed * price, np.inf)
     best = np.zeros(len(price), dtype=np.int64)
     bound = float(single.min())
-    if math.isfinite(bound):
-        best[int(np.argmin(single))] = needed[int(np.argmin(single))]
+    if math.isfinite(bound):  # of those that cost as much, what answers most
+        able = np.where(single <= bound * (1 + 1e-9), demand.worker_rate * needed - demand.headroom, -np.inf)
+        best[int(np.argmax(able))] = needed[int(np.argmax(able))]
     if len(price) > 1 and len(price) ** 2 * most.max() <= PAIRS:
         best, bound = _best_pair(demand, price, most, room, best=best, bound=bound)
         fewest = 3

@@ -39,8 +39,8 @@ def serve_until(
 ) -> int:
     """Let workers answer what arrives before ``end``; how many of ``arrivals`` were answered or given up.
 
-    A worker that is free takes what waits, up to ``batch_size``, the oldest first; what could not be answered in time
-    even alone is given up. ``free`` (in place) is when each worker is, ``sums`` (in place) what came of it.
+    A worker that is free takes what waits, up to ``batch_size``, the oldest first; what such a batch would answer too
+    late is given up, as a door that turns away what cannot be in time would have done. ``free`` (in place) is when each worker is, ``sums`` (in place) what came of it.
     """
     i, n = 0, len(arrivals)
     while i < n and len(free) > 0:
@@ -51,15 +51,15 @@ def serve_until(
         begin = max(free[w], arrivals[i])
         if begin >= end:
             break
-        if begin + first_seconds > arrivals[i] + latency:
-            sums[MISSED] += 1
-            sums[SOJOURN] += latency
-            i += 1
-            continue
         taken = 1
         while i + taken < n and taken < batch_size and arrivals[i + taken] <= begin:
             taken += 1
         seconds = first_seconds + more_seconds * (taken - 1)
+        if begin + seconds > arrivals[i] + latency:
+            sums[MISSED] += 1
+            sums[SOJOURN] += latency
+            i += 1
+            continue
         done = begin + seconds
         for j in range(i, i + taken):
             if done > arrivals[j] + latency:

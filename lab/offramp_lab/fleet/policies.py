@@ -23,6 +23,7 @@ from offramp_lab.fleet.parts import Decision, Policy, Seen
 from offramp_lab.fleet.world import WINDOW_SECONDS
 
 Chosen = Callable[[Column], bool]
+FIRST_SHARE = 0.7  # of what its workers can do is asked of them where an autoscaler begins
 
 
 def anything(_column: Column) -> bool:
@@ -102,7 +103,7 @@ class HorizontalPodAutoscaler(Policy):
         ready = sum(w.count for w in seen.present.ready)
         if not have:  # the first time: as many as its rate takes
             column = next(c for c in seen.columns if c.key == key)
-            return max(1, math.ceil(seen.rate / column.worker_rate))
+            return max(1, math.ceil(seen.rate / FIRST_SHARE / column.worker_rate))
         off = self.metric(seen, key)
         wanted = have if abs(off - 1) <= self.tolerance else max(1, math.ceil(ready * off))
         if off > 1:  # those that start count as idle, and never make it fewer
@@ -263,11 +264,11 @@ class Proteus(Policy):
         upper = np.r_[[float(d) for d in devices.values()], np.zeros(n), 1.0]
         lower = np.r_[[float(d) for d in devices.values()], np.full(n, -np.inf), 1.0]
         result = milp(
-            np.r_[np.zeros(n), wrong, 10.0],
+            np.r_[1e-3 * wrong, wrong, 10.0],
             constraints=LinearConstraint(rows, lower, upper),
             integrality=np.r_[np.ones(n), np.zeros(n + 1)],
             bounds=Bounds(0.0, np.r_[np.full(n, np.inf), np.ones(n + 1)]),
-            options={"node_limit": 200, "mip_rel_gap": 0.01},
+            options={"node_limit": 200, "mip_rel_gap": 1e-3},
         )
         if result.x is None:
             return seen.planned

@@ -9,7 +9,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from offramp_core.fleet import DAY_SECONDS, DAYS, RECENT, Key, Pool, Present, Step, Window, Workers, next_steps
+from offramp_core.fleet import (
+    DAY_SECONDS,
+    DAYS,
+    HOUR_SECONDS,
+    HOURS,
+    RECENT,
+    Key,
+    Pool,
+    Present,
+    Step,
+    Window,
+    Workers,
+    next_steps,
+)
 from offramp_lab.fleet.compiled import ANSWERED, BUSY, FIGURES, MISSED, SOJOURN, Floats, serve_until
 from offramp_lab.fleet.parts import Policy, Seen, Task
 
@@ -106,6 +119,7 @@ class _Service:
         self.totals = np.concatenate([[0], np.cumsum(self.counts)])
         self.slots = max(1, round(1 / self.task.latency_seconds))
         self.busy = self.able = self.sojourn = 0.0
+        self.windows: dict[int, Window] = {}
         self.spreads: list[tuple[float, float]] = []  # variance and mean of counts within each second
 
     # --- what a policy sees ------------------------------------------------------------------------
@@ -130,13 +144,23 @@ class _Service:
         )
 
     def _windows(self, now: int) -> tuple[Window, ...]:
-        ends = [now - i * WINDOW_SECONDS for i in reversed(range(RECENT))]
+        ends = set(range(now - int(HOUR_SECONDS) - RECENT * WINDOW_SECONDS, now, WINDOW_SECONDS))
+        for hour in range(1, HOURS + 1):
+            begin = now - hour * int(HOUR_SECONDS)
+            ends |= set(range(begin - RECENT * WINDOW_SECONDS, begin + LEAD_SECONDS, WINDOW_SECONDS))
         for day in range(1, DAYS + 1):
             begin = now - day * int(DAY_SECONDS)
-            ends += list(range(begin, begin + LEAD_SECONDS + WINDOW_SECONDS, WINDOW_SECONDS))
-        return tuple(self._window(end) for end in sorted(ends) if end + len(self.task.past) >= WINDOW_SECONDS)
+            ends |= set(range(begin, begin + LEAD_SECONDS, WINDOW_SECONDS))
+        every = (end + WINDOW_SECONDS for end in sorted(ends))
+        return tuple(self._window(end) for end in every if WINDOW_SECONDS - len(self.task.past) <= end <= now)
 
     def _window(self, end: int) -> Window:
+        found = self.windows.get(end)
+        if found is None:
+            found = self.windows[end] = self._counted(end)
+        return found
+
+    def _counted(self, end: int) -> Window:
         at = end + len(self.task.past)
         rate = float(self.totals[at] - self.totals[at - WINDOW_SECONDS]) / WINDOW_SECONDS
         return Window(ended_at=float(end), seconds=float(WINDOW_SECONDS), rate=rate)
