@@ -151,8 +151,6 @@ def run(scene: Scene) -> Iterator[Row]:
     for name, policy in policies(scene):
         began = time.process_time()
         outcome = simulate(scene.tasks, scene.pools, policy)
-        found.setdefault(name, []).append(
-            row(name, policy.name, outcome, scene, time.process_time() - began)
-        )
+        found.setdefault(name, []).append(row(name, policy.name, outcome, scene, time.process_time() - began))
     for rows in found.values():
         yield min(rows, key=lambda r: (r.missed > MOST_MISSED, r.cost if r.missed <= MOST_MISSED else r.missed))

@@ -111,9 +111,7 @@ def _measured(model: Model, plan: str, where: Hardware, i: int, size: int) -> Me
 
 def certified(columns: tuple[Measured, ...], shown: Mapping[str, float]) -> tuple[Measured, ...]:
     """The same columns with the disagreement that a certificate shows for each plan."""
-    return tuple(
-        replace(m, column=replace(m.column, certified_disagreement=shown[m.column.key.plan])) for m in columns
-    )
+    return tuple(replace(m, column=replace(m.column, certified_disagreement=shown[m.column.key.plan])) for m in columns)
 
 
 # --- traces ----------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""``offramp plan FILE``: which certified plans on which hardware, and how many workers, from figures in a file. Needs no
-cluster and starts nothing."""
+"""``offramp plan FILE``: which certified plans on which hardware, and how many workers, from figures in a file. Needs
+no cluster and starts nothing."""
 
 from __future__ import annotations
 

@@ -186,4 +186,3 @@ def test_a_file_that_is_not_there_is_refused_by_its_name(tmp_path: Path) -> None
 def test_help_has_an_example() -> None:
     done = CliRunner().invoke(app, ["plan", "--help"])
     assert "offramp plan fleet.yaml --json" in done.stdout
-

@@ -22,11 +22,11 @@ from offramp_core.fleet import (
     Service,
     Window,
     Workers,
+    exact,
     headroom_rate,
     plan_fleet,
     predicted_rate,
 )
-from offramp_core.fleet import exact
 
 EXACTLY = Caution(spare=0.0, slack=0.0)
 GIB = 1 << 30
@@ -455,9 +455,10 @@ def test_a_rise_that_often_comes_at_this_minute_is_expected_just_before_it_and_n
 
 
 def test_demand_that_rose_three_times_within_the_hour_is_expected_to_rise_again() -> None:
-    restless = windows([100.0] * 12 + [300.0, 310.0] + [100.0] * 12 + [320.0] * 2 + [100.0] * 12 + [330.0] + [100.0] * 12)
-    assert predicted_rate(restless, now=0, lead_seconds=30) == 310
-    calmer = windows([100.0] * 26 + [320.0] * 2 + [100.0] * 12 + [330.0] + [100.0] * 12)
+    calm = [100.0] * 12
+    restless = windows([*calm, 300.0, 310.0, *calm, 320.0, 320.0, *calm, 330.0, *calm])
+    assert predicted_rate(restless, now=0, lead_seconds=30) == 300
+    calmer = windows([*calm, *calm, 320.0, 320.0, *calm, 330.0, *calm])
     assert predicted_rate(calmer, now=0, lead_seconds=30) == 100
 
 

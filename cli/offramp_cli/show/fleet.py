@@ -68,7 +68,8 @@ def _cells(row: Considered) -> Sequence[str]:
 
 def _total(plan: FleetPlan) -> Text:
     unmet = f"; {plan.unmet_rate:.4g} requests a second stay unanswered" if plan.unmet_rate else ""
-    bound = "" if plan.bound_per_hour is None else f" (no plan with as much to spare is below {plan.bound_per_hour:.4g})"
+    least = plan.bound_per_hour
+    bound = "" if least is None else f" (no plan with as much to spare is below {least:.4g})"
     return Text(f"all services: {plan.cost_per_hour:.4g} an hour{bound}{unmet}", style="bold")
 
 

@@ -186,7 +186,8 @@ def _columns(fields: _Fields, pools: set[str], profile: ProfileReader) -> tuple[
         on = plan.inner("pools", None)
         for pool in on.value:
             if pool not in pools:
-                raise plan.wrong("pools", f"names {pool!r}, which is not among the pools of the file: {', '.join(sorted(pools))}")
+                known = ", ".join(sorted(pools))
+                raise plan.wrong("pools", f"names {pool!r}, which is not among the pools of the file: {known}")
             found += _measured(plan.text("name"), str(pool), disagreement, on.inner(str(pool), _ON), profile)
     return tuple(found)
 

@@ -58,10 +58,10 @@ def predicted_rate(history: Sequence[Window], *, now: float, lead_seconds: float
     Returns
     -------
     float
-        Requests per second; 0 without history, and after an hour of silence. What usually comes is the median over up to seven earlier days of the
-        highest window that overlaps the same seconds of that day: one special day moves nothing. A rise has to be
-        expected where demand rose as far, from one lead to the next, three times in the last hour, or at this minute of
-        three of the last 24.
+        Requests per second; 0 without history, and after an hour of silence. What usually comes is the median over up
+        to seven earlier days of the highest window that overlaps the same seconds of that day: one special day moves
+        nothing. A rise has to be expected where demand rose as far, from one lead to the next, three times in the last
+        hour, or at this minute of three of the last 24.
     """
     if not 0 <= lead_seconds < math.inf:
         raise InvalidArgumentError(f"lead_seconds is {lead_seconds!r}; it must be a finite number >= 0")

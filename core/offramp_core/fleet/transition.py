@@ -93,8 +93,8 @@ def _check(planned: Mapping[str, Sequence[Workers]], room: Mapping[str, int]) ->
 def _make_way(moves: Sequence[_Move], free: dict[str, int]) -> None:
     """Stop workers that nobody plans where a pool has more than its room, or where all who wait for room wait in
     vain."""
-    for pool in free:
-        _stop_unplanned(moves, pool, -free[pool], free)
+    for pool, left in list(free.items()):
+        _stop_unplanned(moves, pool, -left, free)
     missing = [key.pool for move in moves for key in move.missing]
     if missing and not any(+move.starting for move in moves) and not any(free.get(pool, 0) > 0 for pool in missing):
         _stop_unplanned(moves, missing[0], 1, free)

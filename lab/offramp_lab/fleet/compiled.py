@@ -27,7 +27,7 @@ def _compiled(function: F) -> F:
 
 
 @_compiled
-def serve_until(
+def serve_until(  # noqa: PLR0917
     arrivals: Floats,
     free: Floats,
     end: float,
@@ -40,7 +40,8 @@ def serve_until(
     """Let workers answer what arrives before ``end``; how many of ``arrivals`` were answered or given up.
 
     A worker that is free takes what waits, up to ``batch_size``, the oldest first; what such a batch would answer too
-    late is given up, as a door that turns away what cannot be in time would have done. ``free`` (in place) is when each worker is, ``sums`` (in place) what came of it.
+    late is given up, as a door that turns away what cannot be in time would have done. ``free`` (in place) is when each
+    worker is, ``sums`` (in place) what came of it.
     """
     i, n = 0, len(arrivals)
     while i < n and len(free) > 0:

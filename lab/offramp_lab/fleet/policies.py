@@ -6,7 +6,7 @@ rules.
 | planned | all columns, or those that it is given: the planner of core |
 | hpa-cpu, hpa-in-flight | one column; Kubernetes' HorizontalPodAutoscaler with its defaults |
 | infaas | all columns; INFaaS (ATC 2021): the cheapest to add or to change to, each second, 5 % to spare |
-| proteus | all columns on a number of workers that never changes; Proteus (ASPLOS 2024): the most accurate that keeps up |
+| proteus | all columns, as many workers at all times; Proteus (ASPLOS 2024): the most accurate that keeps up |
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Infaas(Policy):
     slots: int = 10
     quiet: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def decide(self, seen: Sequence[Seen], pools: Sequence[Pool], *, now: float) -> Decision:
+    def decide(self, seen: Sequence[Seen], pools: Sequence[Pool], *, now: float) -> Decision:  # noqa: ARG002
         free = {pool.name: pool.max_workers for pool in pools}
         for one in seen:
             for w in one.planned:
@@ -157,16 +157,13 @@ class Infaas(Policy):
     def _one(self, seen: Seen, free: dict[str, int], cost: Mapping[str, float]) -> tuple[Workers, ...]:
         columns = {c.key: c for c in within_budget(seen)}
         counts = {w.key: w.count for w in seen.planned if w.key in columns}
-        load = seen.last_rate * (1 + self.spare)
-        able = sum(columns[key].worker_rate * n for key, n in counts.items())
-        if load > able or not counts:
-            self.quiet[seen.task] = 0
-            counts = self._more(columns, counts, load, able, free, cost)
-        elif less := self._less(columns, counts, load, free, cost):
+        group = _Group(columns, counts, seen.last_rate * (1 + self.spare), free, cost)
+        if group.load > group.able or not counts:
+            self.quiet[seen.task], counts = 0, group.more()
+        elif less := group.less():
             self.quiet[seen.task] += 1
             if self.quiet[seen.task] >= self.slots:
-                self.quiet[seen.task] = 0
-                counts = less
+                self.quiet[seen.task], counts = 0, less
         else:
             self.quiet[seen.task] = 0
         for w in seen.planned:
@@ -175,59 +172,55 @@ class Infaas(Policy):
             free[key.pool] -= n
         return tuple(Workers(key=key, count=n) for key, n in counts.items() if n)
 
-    def _more(
-        self,
-        columns: Mapping[Key, Column],
-        counts: Mapping[Key, int],
-        load: float,
-        able: float,
-        free: Mapping[str, int],
-        cost: Mapping[str, float],
-    ) -> dict[Key, int]:
-        """Replicate, or change over; a pool that is full gives what it has."""
-        now = sum(cost[key.pool] * n for key, n in counts.items())
-        options = []
-        for key, column in columns.items():
-            more = min(max(1, math.ceil((load - able) / column.worker_rate)), free[key.pool])
-            if more:
-                met = able + more * column.worker_rate >= load
-                options.append((not met, now + more * cost[key.pool], {**counts, key: counts.get(key, 0) + more}))
-        options += [(False, price, other) for price, other in self._alone(columns, counts, load, free, cost)]
-        return dict(min(options, key=lambda o: o[:2])[2]) if options else dict(counts)
 
-    def _less(
-        self,
-        columns: Mapping[Key, Column],
-        counts: Mapping[Key, int],
-        load: float,
-        free: Mapping[str, int],
-        cost: Mapping[str, float],
-    ) -> dict[Key, int] | None:
-        now = sum(cost[key.pool] * n for key, n in counts.items())
-        able = sum(columns[key].worker_rate * n for key, n in counts.items())
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Workers of one task, the load with what is to spare, and what pools have left and cost."""
+
+    columns: Mapping[Key, Column]
+    counts: Mapping[Key, int]
+    load: float
+    free: Mapping[str, int]
+    cost: Mapping[str, float]
+
+    @property
+    def able(self) -> float:
+        return sum(self.columns[key].worker_rate * n for key, n in self.counts.items())
+
+    @property
+    def price(self) -> float:
+        return sum(self.cost[key.pool] * n for key, n in self.counts.items())
+
+    def more(self) -> dict[Key, int]:
+        """Replicate, or change over; a pool that is full gives what it has."""
+        options = []
+        for key, column in self.columns.items():
+            more = min(max(1, math.ceil((self.load - self.able) / column.worker_rate)), self.free[key.pool])
+            if more > 0:
+                short = self.able + more * column.worker_rate < self.load
+                counts = {**self.counts, key: self.counts.get(key, 0) + more}
+                options.append((short, self.price + more * self.cost[key.pool], counts))
+        options += [(False, price, other) for price, other in self._alone()]
+        return dict(min(options, key=lambda o: o[:2])[2]) if options else dict(self.counts)
+
+    def less(self) -> dict[Key, int] | None:
+        """One worker less, or another column, where that suffices and costs less."""
         options = [
-            (now - cost[key.pool], {**counts, key: n - 1})
-            for key, n in counts.items()
-            if able - columns[key].worker_rate >= load and sum(counts.values()) > 1
+            (self.price - self.cost[key.pool], {**self.counts, key: n - 1})
+            for key, n in self.counts.items()
+            if self.able - self.columns[key].worker_rate >= self.load and sum(self.counts.values()) > 1
         ]
-        options += [o for o in self._alone(columns, counts, load, free, cost) if o[0] < now]
+        options += [o for o in self._alone() if o[0] < self.price]
         return dict(min(options, key=lambda o: o[0])[1]) if options else None
 
-    @staticmethod
-    def _alone(
-        columns: Mapping[Key, Column],
-        counts: Mapping[Key, int],
-        load: float,
-        free: Mapping[str, int],
-        cost: Mapping[str, float],
-    ) -> list[tuple[float, dict[Key, int]]]:
+    def _alone(self) -> list[tuple[float, dict[Key, int]]]:
         """(price, workers) of each column by itself, where its pool has room."""
         found = []
-        for key, column in columns.items():
-            n = max(1, math.ceil(load / column.worker_rate))
-            mine = sum(c for k, c in counts.items() if k.pool == key.pool)
-            if n <= free[key.pool] + mine:
-                found.append((n * cost[key.pool], {key: n}))
+        for key, column in self.columns.items():
+            n = max(1, math.ceil(self.load / column.worker_rate))
+            mine = sum(count for k, count in self.counts.items() if k.pool == key.pool)
+            if n <= self.free[key.pool] + mine:
+                found.append((n * self.cost[key.pool], {key: n}))
         return found
 
 
@@ -244,7 +237,7 @@ class Proteus(Policy):
     interval_seconds: int = 30
     spare: float = 0.05
 
-    def decide(self, seen: Sequence[Seen], pools: Sequence[Pool], *, now: float) -> Decision:
+    def decide(self, seen: Sequence[Seen], pools: Sequence[Pool], *, now: float) -> Decision:  # noqa: ARG002
         return {one.task: self._solved(one) for one in seen}
 
     def _solved(self, seen: Seen) -> tuple[Workers, ...]:
