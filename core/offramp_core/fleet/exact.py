@@ -167,9 +167,10 @@ def _filled(demand: Demand, price: Floats, room: Ints) -> Ints:
     programs that are stopped before they found any."""
     counts = np.zeros(len(price), dtype=np.int64)
     able = np.maximum(demand.worker_rate * room[demand.pool] - demand.headroom, 0.0)
-    best = [max(np.flatnonzero(demand.pool == p), key=lambda j: able[j]) for p in np.unique(demand.pool)]
+    each = price * room[demand.pool] / np.maximum(able, 1e-9)
+    best = [int(np.argmax(np.where(demand.pool == p, able, -1.0))) for p in np.unique(demand.pool)]
     missing = demand.rate
-    for j in sorted(best, key=lambda j: price[j] * room[demand.pool[j]] / max(able[j], 1e-9)):
+    for j in sorted(best, key=lambda j: float(each[j])):
         if able[j] > 0 and missing > EXACT * demand.rate:
             needed = math.ceil((missing + demand.headroom[j]) / demand.worker_rate[j] * (1 - EXACT))
             counts[j] = min(needed, int(room[demand.pool[j]]))

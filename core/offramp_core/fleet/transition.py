@@ -64,7 +64,9 @@ def next_steps(
     """
     room = {pool.name: pool.max_workers for pool in pools}
     _check(planned, room)
-    moves = {name: _Move(present.get(name, Present()), planned.get(name, ())) for name in present | planned}
+    moves = {
+        name: _Move(present.get(name, Present()), planned.get(name, ())) for name in dict.fromkeys([*present, *planned])
+    }
     for move in moves.values():
         move.stop_settled()
     free = dict(room)
