@@ -357,6 +357,117 @@ SERVICE = [
         ],
     ),
     Row(
+        "Generated answers",
+        [
+            Panel(
+                "Time to the first token",
+                [
+                    *(
+                        (quantile(q, "earlyexit_generation_time_to_first_token_seconds", ONE), f"p{round(100 * q)}")
+                        for q in (0.5, 0.95, 0.99)
+                    ),
+                    (f"earlyexit_service_first_token_objective_seconds{{{ONE}}}", "objective"),
+                ],
+                "Of an answer, from admission.",
+                "s",
+            ),
+            Panel(
+                "Time per token",
+                [
+                    *(
+                        (quantile(q, "earlyexit_generation_time_per_token_seconds", ONE), f"p{round(100 * q)}")
+                        for q in (0.5, 0.95, 0.99)
+                    ),
+                    (f"earlyexit_service_per_token_objective_seconds{{{ONE}}}", "objective"),
+                ],
+                "Of an answer of two tokens or more, between its first and its last.",
+                "s",
+            ),
+            Panel(
+                "Time per token by route",
+                [(quantile(0.5, "earlyexit_generation_time_per_token_seconds", ONE, "route"), "p50 {{route}}")],
+                "A route is a variant, or the model with a draft and its number of tokens. Classes and loads differ "
+                "between routes.",
+                "s",
+            ),
+            Panel(
+                "Accepted of what drafts propose",
+                [
+                    (
+                        f'sum by (route) (rate(earlyexit_generation_draft_tokens_total{{{ONE}, result="accepted"}}'
+                        f"{RATE})) / (sum by (route) (rate(earlyexit_generation_draft_tokens_total{{{ONE}}}{RATE})) "
+                        "> 0)",
+                        "{{route}}",
+                    )
+                ],
+                "Share of draft tokens that the model keeps; it falls on content that drafts cannot foresee.",
+                "percentunit",
+                top=1.0,
+            ),
+            Panel(
+                "Accepted tokens of a proposal",
+                [
+                    (
+                        quantile(q, "earlyexit_generation_accepted_tokens", ONE, "route"),
+                        f"p{round(100 * q)} {{{{route}}}}",
+                    )
+                    for q in (0.5, 0.95)
+                ],
+                "One token besides comes from the model itself.",
+            ),
+            Panel(
+                "Tokens",
+                [(f"sum by (kind) (rate(earlyexit_generation_tokens_total{{{ONE}}}{RATE}))", "{{kind}}")],
+                "Read (prompt) and written (answer).",
+                "suffix: tokens/s",
+            ),
+            Panel(
+                "Answers by outcome",
+                [(f"sum by (outcome) (rate(earlyexit_generation_answers_total{{{ONE}}}{RATE}))", "{{outcome}}")],
+                unit="suffix: answers/s",
+            ),
+            Panel(
+                "Turned away for now",
+                [(f"sum by (reason) (rate(earlyexit_generation_refused_total{{{ONE}}}{RATE}))", "{{reason}}")],
+                "With 429 or 503 and Retry-After.",
+                "reqps",
+            ),
+            Panel(
+                "Written side by side",
+                [
+                    (f"sum(earlyexit_generation_running{{{ONE}}})", "running"),
+                    (f"sum(earlyexit_generation_waiting{{{ONE}}})", "waiting"),
+                ],
+            ),
+            Panel(
+                "Caches of keys and values",
+                [
+                    (f"sum(earlyexit_generation_cache_bytes{{{ONE}}})", "taken"),
+                    (f"sum(earlyexit_generation_cache_limit_bytes{{{ONE}}})", "limit"),
+                ],
+                unit="bytes",
+            ),
+            Panel(
+                "Loss of audited answers",
+                [
+                    (
+                        f"sum by (route, output) (increase(earlyexit_generation_answer_loss_sum{{{ONE}}}[1h])) / "
+                        f"(sum by (route, output) (increase(earlyexit_generation_answer_loss_count{{{ONE}}}[1h])) > 0)",
+                        "{{route}}, {{output}}",
+                    )
+                ],
+                "Mean over an hour; a plan's budget is about its own output.",
+                "percentunit",
+            ),
+            Panel(
+                "Answers that drafts changed",
+                [(f"sum by (kind) (increase(earlyexit_generation_differences_total{{{ONE}}}[1h]))", "{{kind}}")],
+                "Of audited answers in an hour; beyond: no tie of the model's two best words explains it, and the "
+                "draft is not used again.",
+            ),
+        ],
+    ),
+    Row(
         "Exits",
         [
             Panel(

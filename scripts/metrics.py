@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from offramp_operator.metrics import UNITS as OPERATOR_UNITS
 from offramp_operator.metrics import Metrics as OperatorMetrics
 from offramp_worker.engine.accounts.scrape import EngineState, RampUtility
+from offramp_worker.generate.metrics import GENERATION_UNITS, GenerationMetrics
 from offramp_worker.metrics import UNITS as WORKER_UNITS
 from offramp_worker.metrics import Metrics as WorkerMetrics
 
@@ -69,7 +70,7 @@ def rows(registry: CollectorRegistry, *more: Any) -> Iterator[Row]:
 
 
 _SUFFIX = {"counter": "_total", "info": "_info"}
-UNITS = {**WORKER_UNITS, **OPERATOR_UNITS}
+UNITS = {**GENERATION_UNITS, **WORKER_UNITS, **OPERATOR_UNITS}
 
 
 def table(metrics: Iterator[Row]) -> str:
@@ -86,12 +87,21 @@ def worker_rows() -> list[Row]:
     return list(rows(WorkerMetrics().registry, RampUtility(nothing, nothing), EngineState(nothing, nothing)))
 
 
+def generation_rows() -> list[Row]:
+    return list(rows(GenerationMetrics().registry))
+
+
 def operator_rows() -> list[Row]:
     return list(rows(OperatorMetrics().registry))
 
 
 def page() -> str:
-    return f"{HEAD}\n## Workers\n\n{table(iter(worker_rows()))}\n## Operator\n\n{table(iter(operator_rows()))}"
+    parts = {
+        "Workers": worker_rows(),
+        "Workers of models that generate": generation_rows(),
+        "Operator": operator_rows(),
+    }
+    return "\n".join([HEAD, *(f"## {title}\n\n{table(iter(found))}" for title, found in parts.items())])
 
 
 ALERTS_HEAD = """\

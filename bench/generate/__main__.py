@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from bench.generate.equality import equal_answers
-from bench.generate.prepared import mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
+from bench.generate.prepared import BUILD, mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import BUDGETS, certified, recorded_answers
+from bench.generate.rivals.compared import AT_ONCE, compared
+from bench.generate.rivals.engines import Model
 from bench.generate.speed import paces
 from bench.provenance import provenance
 from offramp_core.generation.losses import Output
@@ -35,22 +39,25 @@ def main(arguments: list[str] | None = None) -> int:
         "bench.generate speed --model smollm2 --prompts gsm8k --n 12",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=["equality", "speed", "lossy", "exits", "prepare"])
+    parser.add_argument("part", choices=["equality", "speed", "rivals", "lossy", "exits", "tokens", "prepare"])
     parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
     parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories", "sst2"], default=None)
     parser.add_argument("--n", type=int, default=16, help="prompts")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")
     parser.add_argument("--side-by-side", type=int, default=1, help="speed: answers at a time")
+    parser.add_argument("--rounds", type=int, default=4, help="rivals: groups of 1, 2, 4 and 8 prompts each")
     parser.add_argument("--no-drafts", action="store_true", help="speed: variants alone")
     parser.add_argument("--draws", type=int, default=200, help="lossy: samples to tune on")
     parser.add_argument(
         "--labels", type=int, default=0, help="lossy: answers of a sample; default: as many as there are prompts"
     )
-    parser.add_argument("--minutes", type=float, default=10, help="exits: of training, all heads together")
+    parser.add_argument("--minutes", type=float, default=10, help="exits, tokens: of training, all heads together")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.part == "exits":
         return _exits(options)
+    if options.part == "tokens":
+        return _tokens(options)
     folder = BUNDLES[options.model]()
     if options.part == "prepare":
         print(folder)
@@ -88,6 +95,31 @@ def _exits(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tokens(options: argparse.Namespace) -> int:
+    from bench.generate.tokens import judged_tokens, recorded_tokens  # torch takes seconds to import
+
+    train = mixed_prompts(options.model, 96, skip=0)
+    with Progress(disable=options.json) as progress:
+        tasks = {what: progress.add_task(what, total=None) for what in ("texts", "heads")}
+        arrays = recorded_tokens(
+            read_checkpoint(model_of(options.model)),
+            train,
+            mixed_prompts(options.model, options.n, skip=96),
+            tokens=options.tokens,
+            minutes=options.minutes,
+            tick=lambda what: progress.advance(tasks.get(what, tasks["heads"])),
+        )
+    file = BUILD / f"tokens-{options.model}.npz"
+    np.savez(file, **arrays)
+    found = {"file": str(file), "minutes": options.minutes, "rows": judged_tokens(file, draws=options.draws)}
+    _keep("tokens", options.model, found)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(f"offramp replay {file} --budget 0.05 --draws {options.draws}")
+    return 0
+
+
 def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str, dict[str, Any]]:
     prompts = prompts_of(data, options.n)
     key = f"{options.model}/{data}"
@@ -106,6 +138,10 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
                 drafts=not options.no_drafts,
             )
             return f"{key}/{options.side_by_side}", found
+        if options.part == "rivals":
+            model = Model(read_checkpoint(model_of(options.model)), Path(model_of(options.model)))
+            tick = _ticks(progress, "groups of answers", None)
+            return key, compared(folder, model, prompts, rounds=options.rounds, tokens=options.tokens, tick=tick)
         answers = recorded_answers(
             folder,
             prompts,
@@ -164,6 +200,17 @@ def _print(part: str, found: dict[str, Any]) -> None:
                 f"{row['ratio']:.2f}",
                 str(row["draft_tokens"]),
             )
+        console.print(table)
+        return
+    if part == "rivals":
+        console.print({"versions": found["versions"], "left out": found["left_out"]})
+        table = Table("engine", *(f"{n} at once: time per token, tokens/s, equal" for n in AT_ONCE))
+        for name, of in found["engines"].items():
+            cells = [
+                f"{row['ratio'] or math.nan:.2f} {row['throughput']:.2f} {row['equal']}/{row['answers']}"
+                for row in of.values()
+            ]
+            table.add_row(name, *cells)
         console.print(table)
         return
     table = Table(

@@ -37,12 +37,14 @@ RIDGE = 1e-2
 
 @dataclass(frozen=True)
 class Texts:
-    """States and the model's own next token at every place; ``answers`` are places behind which it wrote itself."""
+    """States and the model's own next token at every place; ``answers`` are places behind which it wrote itself,
+    ``answer`` which of the answers each belongs to."""
 
     before: dict[int, torch.Tensor]
     last: torch.Tensor
     token: torch.Tensor
     answers: torch.Tensor
+    answer: torch.Tensor
 
 
 class Head(nn.Module):
@@ -76,24 +78,20 @@ def exit_drafts(
 ) -> dict[str, Any]:
     """Every exit of a few depths, trained for ``minutes`` in all: acceptance and time per token."""
     a = checkpoint.architecture
-    depths = sorted({max(1, round(a.layers * share)) for share in (0.2, 0.35, 0.5, 0.65, 0.8)})
-    plain, tapped = (
-        open_variant(checkpoint, EXACT, variant_tensors(checkpoint, EXACT), threads=1, taps=taps)
-        for taps in (False, True)
-    )
+    depths = depths_of(checkpoint)
+    plain, tapped = decoders(checkpoint)
     began = time.perf_counter()
-    learnt = _texts(checkpoint, plain, tapped, train, depths, tokens=tokens, tick=tick)
+    learnt = texts_of(checkpoint, plain, tapped, train, depths, tokens=tokens, tick=tick)
     gathered = time.perf_counter() - began
-    unseen = _texts(checkpoint, plain, tapped, held_out, depths, tokens=tokens, tick=tick)
+    unseen = texts_of(checkpoint, plain, tapped, held_out, depths, tokens=tokens, tick=tick)
     passes = {int(n): s for n, s in seconds_at_once({"fp32": plain}, start=128, token=5)["fp32"].items()}
-    counted = torch.bincount(learnt.token, minlength=a.vocabulary)
-    kept = torch.argsort(counted, descending=True, stable=True)[: min(WORDS, a.vocabulary)]
+    kept = most_used(learnt, a.vocabulary)
     matrix = torch.from_numpy(np.ascontiguousarray(checkpoint.matrices["head"]))[kept]
     rows = []
     for depth in depths:
         head = Head(learnt.before[depth], learnt.last, matrix)
         affine = _acceptance(head, unseen, depth, kept)
-        seconds = _train(head, learnt, depth, minutes=minutes / len(depths))
+        seconds = train(head, learnt, depth, minutes=minutes / len(depths))
         acceptance = _acceptance(head, unseen, depth, kept)
         ratio, drafted = _time(checkpoint, depth, acceptance, passes, words=len(kept))
         rows.append(
@@ -118,7 +116,26 @@ def exit_drafts(
     }
 
 
-def _texts(
+def depths_of(checkpoint: Checkpoint) -> list[int]:
+    """The layers before which exits are tried."""
+    layers = checkpoint.architecture.layers
+    return sorted({max(1, round(layers * share)) for share in (0.2, 0.35, 0.5, 0.65, 0.8)})
+
+
+def decoders(checkpoint: Checkpoint) -> tuple[Decoder, Decoder]:
+    """The model as it writes, and one that also gives the states between its layers."""
+    tensors = variant_tensors(checkpoint, EXACT)
+    plain, tapped = (open_variant(checkpoint, EXACT, tensors, threads=1, taps=taps) for taps in (False, True))
+    return plain, tapped
+
+
+def most_used(texts: Texts, vocabulary: int) -> torch.Tensor:
+    """The words that the model writes most."""
+    counted = torch.bincount(texts.token, minlength=vocabulary)
+    return torch.argsort(counted, descending=True, stable=True)[: min(WORDS, vocabulary)]
+
+
+def texts_of(
     checkpoint: Checkpoint,
     plain: Decoder,
     tapped: Decoder,
@@ -128,10 +145,12 @@ def _texts(
     tokens: int,
     tick: Callable[[str], None],
 ) -> Texts:
+    """Prompts with the greedy answers that the model writes to them."""
     before: dict[int, list[FloatArray]] = {depth: [] for depth in depths}
-    last, token, answers, n = list[FloatArray](), list[FloatArray](), list[int](), 0
+    last, token, n = list[FloatArray](), list[FloatArray](), 0
+    answers, answer = list[int](), list[int]()
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer)
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         ids = [*checkpoint.begin_tokens, *tokenizer.encode(prompt, add_special_tokens=False).ids]
         cache = Cache.of(checkpoint.architecture, len(ids) + tokens)
         written = [int(plain.run(cache, ids, start=0, rows=[len(ids) - 1]).argmax())]
@@ -148,6 +167,7 @@ def _texts(
         last.append(read["last_hidden"].copy())
         token.append(logits.argmax(axis=1))
         answers += range(n + len(ids) - 1, n + len(text))
+        answer += [number] * len(written)
         n += len(text)
         tick("texts")
     return Texts(
@@ -155,10 +175,12 @@ def _texts(
         torch.from_numpy(np.concatenate(last)),
         torch.from_numpy(np.concatenate(token)),
         torch.tensor(answers),
+        torch.tensor(answer),
     )
 
 
-def _train(head: Head, texts: Texts, depth: int, *, minutes: float) -> float:
+def train(head: Head, texts: Texts, depth: int, *, minutes: float) -> float:
+    """Train the network of a head; returns the seconds that it took."""
     torch.manual_seed(0)
     x, began = texts.before[depth], time.perf_counter()
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=1e-2)

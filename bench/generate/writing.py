@@ -15,13 +15,19 @@ CACHE_BYTES = 2**30
 
 @dataclass(slots=True)
 class Written:
-    """One answer: its tokens, and seconds of the engine behind its prompt. ``proposed`` tokens of a draft were
-    verified, ``accepted`` kept."""
+    """One answer: its tokens, when each was there (``perf_counter``), and seconds of the engine behind its prompt.
+    ``proposed`` tokens of a draft were verified, ``accepted`` kept."""
 
     tokens: list[Token] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     seconds: float = 0.0
     proposed: int = 0
     accepted: int = 0
+
+    def add(self, tokens: Sequence[Token]) -> None:
+        """What is there now."""
+        self.tokens += tokens
+        self.times += [time.perf_counter()] * len(tokens)
 
 
 def loaded(folder: Path) -> Loaded:
@@ -62,7 +68,7 @@ def write(
             if progress.error:
                 raise RuntimeError(progress.error)
             left[number] = not progress.tokens and bool(progress.prompt_left)
-            answers[number].tokens += progress.tokens
+            answers[number].add(progress.tokens)
             if progress.ended:
                 left[number] = False
     running = [n for n, answer in answers.items() if not _ended(answer, tokens, bundle)]
@@ -70,7 +76,7 @@ def write(
     while running:
         for progress in engine.step(running, prompt_tokens=512):
             answer = answers[progress.sequence]
-            answer.tokens += progress.tokens
+            answer.add(progress.tokens)
             answer.proposed += progress.proposed
             answer.accepted += progress.accepted
             answer.seconds += progress.seconds

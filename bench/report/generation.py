@@ -20,7 +20,9 @@ def section(results: Results) -> list[str]:
         "",
         *_equality(found.get("equality", {})),
         *_speed(found.get("speed", {})),
+        *_rivals(found.get("rivals", {})),
         *_exits(found.get("exits", {})),
+        *_tokens(found.get("tokens", {})),
         *_lossy(found.get("lossy", {})),
     ]
 
@@ -68,6 +70,35 @@ def _speed(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _rivals(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, run in found.items():
+        numbers = list(next(iter(run["engines"].values())))
+        body = [[engine, *(_cell(of[n]) for n in numbers), _equal(of)] for engine, of in run["engines"].items()]
+        body += [[engine, f"left out: {why}", *[""] * len(numbers)] for engine, why in run["left_out"].items()]
+        paces = ", ".join(f"{1e3 * row['seconds']:.1f} ms at {n}" for n, row in run["engines"]["Offramp fp32"].items())
+        versions = ", ".join(sorted({f"{engine.split()[0]} {version}" for engine, version in run["versions"].items()}))
+        lines += [
+            f"*Engines side by side on {name}*: {run['rounds']} groups of each number of prompts at once, answers of "
+            f"up to {run['tokens']} tokens, one thread each, in turns in one run ({versions}). Time per token "
+            "once all prompts are read, and in",
+            "brackets tokens per second with the reading of prompts, both of Offramp's fp32 without a draft; medians "
+            f"(it takes {paces}). *Equal*: answers that are the same tokens.",
+            "",
+            *table([f"engine ({name})", *(f"{n} at once" for n in numbers), "equal"], body),
+            *_when({name: run}),
+        ]
+    return lines
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.2f} ({row['throughput']:.2f})" if row["ratio"] is not None else ""
+
+
+def _equal(of: dict[str, Any]) -> str:
+    return f"{sum(row['equal'] for row in of.values())} of {sum(row['answers'] for row in of.values())}"
+
+
 def _exits(found: dict[str, Any]) -> list[str]:
     lines = []
     for name, run in found.items():
@@ -91,6 +122,37 @@ def _exits(found: dict[str, Any]) -> list[str]:
             *_when({name: run}),
         ]
     return lines
+
+
+def _tokens(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, run in found.items():
+        first = run["rows"][0]
+        rules = [policy["name"] for policy in first["policies"] if policy["name"] != "exits-off"]
+        body = [
+            [row["loss"], percent(row["budget"], 0), *(_rule(p) for p in row["policies"] if p["name"] in rules)]
+            for row in run["rows"]
+        ]
+        lines += [
+            f"*Exits of single tokens on {name}*: rules of papers on recorded scores ({first['answers']} answers, "
+            f"{first['tokens']:,} tokens, heads trained for {run['minutes']:.0f} min in all), calibrated at 95 % on "
+            "one half of the answers: the threshold, what it saves",
+            "on the other half (below zero: exits take longer than they save) and of how many calibrations, drawn from "
+            "all answers, the loss over all of them exceeds the budget. An *answer* is lost where one of its tokens "
+            "differs; *tokens* is the share that does.",
+            "",
+            *table([f"loss of ({name})", "budget", *rules], body),
+            *_when({name: run}),
+        ]
+    return lines
+
+
+def _rule(policy: dict[str, Any]) -> str:
+    of = policy["draws"]
+    if policy["threshold"] is None and not of["over_budget"]:
+        return "off"
+    threshold = "off" if policy["threshold"] is None else f"{policy['threshold']:.2f}"
+    return f"{threshold}: {percent(policy['saving'])}, {of['over_budget']} of {of['count']}"
 
 
 def _lossy(found: dict[str, Any]) -> list[str]:

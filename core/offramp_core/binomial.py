@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 Number = int | npt.NDArray[Any]
 
+_QUANTILES = 40
+
 
 def cdf(k: Number, n: Number, p: float) -> npt.NDArray[np.float64]:
     """P(Bin(n, p) <= k); 0 below the support and 1 from n on."""
@@ -58,3 +60,13 @@ def isf(alpha: float, n: int, p: float) -> int:
 def ppf(q: float, n: int, p: float) -> int:
     """The smallest k with P(Bin(n, p) <= k) >= q."""
     return isf(1 - q, n, p)
+
+
+def predictive_cdf(k: int, n: int, *, lost: float, seen: float) -> float:
+    """P(at most ``k`` of ``n`` further ones) where ``lost`` of ``seen`` were: a Beta-binomial with Jeffreys' prior, by
+    the mean over evenly spaced quantiles of the rate. The chance that what looked good once does so again."""
+    from scipy import special
+
+    at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    rates = special.betaincinv(lost + 0.5, max(seen - lost, 0.0) + 0.5, at)
+    return float(np.mean([cdf(k, n, float(rate)) for rate in rates]))

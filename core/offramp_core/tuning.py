@@ -5,9 +5,9 @@ records for a certificate. Tests spend the service's error allowance and use the
 succeed or not, so one is run only when the older records say that a plan would pay and the newer ones are
 enough to certify it.
 
-Where the records hold several precisions of the backbone, each has a path of plans of its own. The one that promises
-most is tested first, the next only if that fails: all paths are made before any test, so a second test needs no fresh
-records, only an allowance of its own.
+Where the records hold several precisions of the backbone, each has a path of plans of its own. The one that will
+probably be certified at most is tested first, the next only if that fails: all paths are made before any test, so a
+second test needs no fresh records, only an allowance of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from offramp_core.certify import (
 from offramp_core.certify.certificate import answers
 from offramp_core.certify.slices import check_slices, in_slice
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
-from offramp_core.evaluate import chain_of, evaluate, evaluate_plan, plan_columns
+from offramp_core.evaluate import Evaluation, chain_of, evaluate, evaluate_plan, plan_columns
 from offramp_core.evidence.one_arm import check_rate
 from offramp_core.plan import Execution, Plan
 from offramp_core.precision import EXACT, Precision
@@ -256,7 +256,10 @@ def _searched(
     a_end, b_start = split_rows(n, fresh, budget=exact, level=level, seen=seen)
     a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
     allowed = [p for p in (records.precision, *records.others) if request.allows(p)]
-    paths = sorted((_path(a.at(p), request, should_stop) for p in allowed), key=lambda path: -path.saving)
+    passing = _Passing.of(len(b), request, level=level, effect=seen.design_effect, graded=b.graded)
+    paths = sorted(
+        (_path(a.at(p), request, passing, should_stop) for p in allowed), key=lambda path: (-path.likely, -path.saving)
+    )
     best = max((path.saving for path in paths), default=0.0)
     goal = _current_saving(a, request) + request.min_gain
     if best <= 0:
@@ -284,14 +287,36 @@ def _effects(b: Records, request: TuningRequest, seen: Dependence) -> DesignEffe
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """One precision's plans from cautious to bold, and the most that one of them saved on A within the budget."""
+    """One precision's plans from cautious to bold."""
 
     precision: Precision
     plans: tuple[Plan, ...]
+    #: The most that one of them saved on A within the budget.
     saving: float
+    #: The most that one of them saved on A times its chance to pass on B. A plan at the budget's edge saves more than
+    #: one that will pass, and a test that fails is spent.
+    likely: float
 
 
-def _path(a: Records, request: TuningRequest, should_stop: Callable[[], bool] | None) -> _Path:
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """What B will let through: at most ``k`` of its ``n`` labels, each worth one; ``effect`` labels of A are."""
+
+    k: int
+    n: int
+    effect: float
+
+    @classmethod
+    def of(cls, labels: int, request: TuningRequest, *, level: float, effect: float, graded: bool) -> _Passing:
+        n = max(1, int(labels / effect))
+        return cls(largest_passing_count(n, budget=request.max_disagreement, level=level, graded=graded), n, effect)
+
+    def chance(self, seen: Evaluation) -> float:
+        """That a plan passes which did so on A."""
+        return binomial.predictive_cdf(self.k, self.n, lost=seen.lost / self.effect, seen=seen.n / self.effect)
+
+
+def _path(a: Records, request: TuningRequest, passing: _Passing, should_stop: Callable[[], bool] | None) -> _Path:
     steps = expected_path(
         a,
         max_disagreement=request.max_disagreement,
@@ -304,7 +329,8 @@ def _path(a: Records, request: TuningRequest, should_stop: Callable[[], bool] | 
     return _Path(
         a.precision,
         tuple(subject.plan(step.active, step.thresholds) for step in steps),
-        max((e.saving for e in seen if e.disagreement <= request.max_disagreement), default=0.0),
+        saving=max((e.saving for e in seen if e.disagreement <= request.max_disagreement), default=0.0),
+        likely=max((e.saving * passing.chance(e) for e in seen if e.saving > 0), default=0.0),
     )
 
 

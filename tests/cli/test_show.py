@@ -162,6 +162,26 @@ def test_of_a_model_that_generates_people_read_of_variants_and_drafts_and_of_tok
     assert "No worker has told of answers yet" in silent["network"]
 
 
+def test_of_a_model_that_generates_nothing_speaks_of_exits(in_state: InState) -> None:
+    family, now = in_state("promoted_once")
+    classifier = plain(get_lines([family], now, wide=True)) + plain(why_lines(family, None, now))
+    assert "exits off" in classifier
+    family = generative(family, routes=(RouteUse("int4", "60%", "99"), RouteUse("fp32", "40%", "31")))
+    alone = replace(family.stable.plan, ramps=())
+    spec = family.service.spec
+    assert plans.ramps(alone, spec) == spec.off == "the model alone"
+    assert plans.ramps(replace(alone, precision="int8"), spec) == "int8"
+    first = family.stable.plan.ramps[0]
+    assert plans.ramps(replace(family.stable.plan, ramps=(first,)), spec).endswith(", then the model")
+    status = replace(family.service.status, stable_config="")
+    told = plain(get_lines([family], now, wide=True)) + plain(why_lines(family, None, now))
+    told += plain(why_lines(replace(family, service=replace(family.service, status=status)), None, now))
+    assert "exits off" not in told and "exits are off" not in told
+    assert "drafts off: every token was written without one" in told
+    drafted = generative(family, routes=(RouteUse("fp32+int8:3", "90%", "48", "95%"),))
+    assert "drafts off" not in plain(why_lines(drafted, None, now))
+
+
 def _page(family: Any, now: float) -> pages.ServicePage:
     return pages.service(View(ServiceKey("default", "sim"), family, at=now), now, since=now)
 
@@ -309,8 +329,8 @@ class TestDiff:
 
     def test_a_plan_without_ramps_at_int8_is_not_exits_off(self, in_state: InState) -> None:
         family, _ = in_state("promoted_once")
-        assert plans.ramps(replace(family.stable.plan, ramps=(), precision="int8")) == "int8"
-        assert plans.ramps(replace(family.stable.plan, ramps=())) == "exits off"
+        assert plans.ramps(replace(family.stable.plan, ramps=(), precision="int8"), family.service.spec) == "int8"
+        assert plans.ramps(replace(family.stable.plan, ramps=()), family.service.spec) == "exits off"
 
     def test_a_certificate_earned_in_the_canary_says_so(self, in_state: InState) -> None:
         family, _ = in_state("promoted_once")

@@ -22,3 +22,10 @@ def test_isf_is_the_smallest_count_whose_tail_is_within_alpha(n: int, p: float, 
     k = binomial.isf(alpha, n, p)
     assert binomial.sf(k, n, p) <= alpha
     assert k == 0 or binomial.sf(k - 1, n, p) > alpha
+
+
+@given(n=st.integers(1, 3000), seen=st.integers(1, 3000), share=st.floats(0, 1), at=st.floats(0, 1))
+def test_what_to_expect_of_further_ones_is_a_beta_binomial(n: int, seen: int, share: float, at: float) -> None:
+    lost, k = round(share * seen), round(at * n)
+    exact = float(stats.betabinom.cdf(k, n, lost + 0.5, seen - lost + 0.5))
+    assert binomial.predictive_cdf(k, n, lost=lost, seen=seen) == pytest.approx(exact, abs=0.03)

@@ -129,3 +129,15 @@ def test_the_set_goes_with_a_plan_whose_set_is_gone() -> None:
 
 def test_a_set_that_is_on_trial_is_not_given_up() -> None:
     assert falling.ramp_set_is_gone(replace(unloadable(), ramp_sets=RampSetStatus(candidate=OTHER_SET))) is None
+
+
+@pytest.mark.parametrize("seen", [unloadable(), alarmed(), view(watch=LOUD), view(measured=LOSES)])
+def test_of_a_model_that_generates_no_message_speaks_of_exits(seen: StableView) -> None:
+    writes = replace(seen.service.spec, output="TokenF1")
+    fallen = [
+        next(fall for rule in RULES if (fall := rule(each)) is not None)
+        for each in (seen, replace(seen, service=replace(seen.service, spec=writes)))
+    ]
+    told = [f"{fall.message}; {fall.event.message if fall.event is not None else ''}" for fall in fallen]
+    assert "exits are off" in told[0] and "exit" not in told[1]
+    assert "the model answers alone" in told[1]

@@ -72,6 +72,28 @@ def passes_within(ten: int, thirty: int) -> dict[str, str]:
     return {f"earlyexit_operator_reconcile_duration_seconds_bucket|le={le}": f"0+{n}x{{n}}" for le, n in counts.items()}
 
 
+FIRST_TOKEN, PER_TOKEN = (f"earlyexit_generation_time_{what}_seconds" for what in ("to_first_token", "per_token"))
+FIRST_TOKENS = gauge("earlyexit_service_first_token_objective_seconds", 0.512)
+TOKENS = gauge("earlyexit_service_per_token_objective_seconds", 0.512)
+REPLIES = counter("earlyexit_generation_responses_total", 100, code="200", pod="a")
+WRITTEN = counter("earlyexit_generation_tokens_total", 100, kind="answer", pod="a")
+
+
+def late_answers(metric: str, late: float) -> dict[str, str]:
+    """Of 100 answers a minute so many take longer than 0.512 s."""
+    counts = {"0.256": 50, "0.512": 100 - late, "1.024": 100, "+Inf": 100}
+    return {f"{metric}_bucket|route=fp32,pod=a,le={le}": f"0+{n}x{{n}}" for le, n in counts.items()}
+
+
+def proposed(accepted: float, of: float) -> dict[str, str]:
+    """Tokens a minute of a draft that the model kept, and of all."""
+    return counter(
+        "earlyexit_generation_draft_tokens_total", accepted, route="fp32+int8:3", result="accepted", pod="a"
+    ) | counter(
+        "earlyexit_generation_draft_tokens_total", of - accepted, route="fp32+int8:3", result="refused", pod="a"
+    )
+
+
 # alert: (minutes, series on which it fires, series on which it must not)
 CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
     "EarlyExitErrorBudgetBurnsFast": (90, LATE_90, LATE_50),
@@ -154,6 +176,23 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
         20,
         counter("earlyexit_plan_refusals_total", 1, reason="BadSignature", pod="a"),
         counter("earlyexit_plan_refusals_total", 1, reason="StaleEpoch", pod="a"),
+    ),
+    "EarlyExitFirstTokenLate": (
+        60,
+        FIRST_TOKENS | late_answers(FIRST_TOKEN, 10),
+        FIRST_TOKENS | late_answers(FIRST_TOKEN, 4),
+    ),
+    "EarlyExitTokensSlow": (60, TOKENS | late_answers(PER_TOKEN, 10), TOKENS | late_answers(PER_TOKEN, 4)),
+    "EarlyExitAnswersTurnedAway": (
+        15,
+        REPLIES | counter("earlyexit_generation_refused_total", 5, reason="queue", pod="a"),
+        REPLIES | counter("earlyexit_generation_refused_total", 0.5, reason="queue", pod="a"),
+    ),
+    "EarlyExitDraftsMostlyRefused": (120, WRITTEN | proposed(10, 100), WRITTEN | proposed(1, 10)),
+    "EarlyExitDraftsChangeAnswers": (
+        70,
+        counter("earlyexit_generation_differences_total", 1, route="fp32+int8:3", kind="beyond", pod="a"),
+        counter("earlyexit_generation_differences_total", 1, route="fp32+int8:3", kind="tie", pod="a"),
     ),
     "EarlyExitControlPlaneSilent": (30, gauge(CONTACT, 1, pod="a"), gauge(CONTACT, 0, pod="a")),
     "EarlyExitOperatorDown": (10, {}, gauge("earlyexit_operator_leader", 0, pod="o")),

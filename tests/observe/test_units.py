@@ -15,7 +15,7 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
-from scripts.metrics import UNITS, operator_rows, worker_rows
+from scripts.metrics import UNITS, generation_rows, operator_rows, worker_rows
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "helm" / "offramp" / "files"
@@ -23,11 +23,14 @@ ANY = "any"  # a constant
 SHARE = "ratio"
 OF_PROCESSES = {"process_cpu_seconds_total": "seconds", "process_resident_memory_bytes": "bytes"}
 STATE = "state"  # 0 or 1
-MEANS = {("rows/s", "batches/s"): "rows"}  # the only quotient of two units that is meant
+# The only quotients of two units that are meant; a loss lies between 0 and 1.
+MEANS = {("rows/s", "batches/s"): "rows", ("losses", "audits"): SHARE}
 PANELS = {
     "percentunit": {SHARE},
     "reqps": {"requests/s"},
     "suffix: rows/s": {"rows/s"},
+    "suffix: tokens/s": {"tokens/s"},
+    "suffix: answers/s": {"answers/s"},
     "s": {"seconds", SHARE},
     "bytes": {"bytes"},
 }
@@ -131,7 +134,7 @@ def panels() -> Iterator[tuple[str, str, str]]:
 
 
 def test_every_metric_says_what_it_is_told_in() -> None:
-    rows = [*worker_rows(), *operator_rows()]
+    rows = [*worker_rows(), *generation_rows(), *operator_rows()]
     assert {row.name for row in rows} == set(UNITS)
     for row in rows:
         told = UNITS[row.name]

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import stories
 from safetensors.numpy import load_file, save_file
 from story_bundles import MIDDLES, OPENINGS, checkpoint, prompt, write
-from tokenizers import Tokenizer, processors
+from story_checkpoints import CONFIG, same, write_gguf, write_huggingface
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from offramp_cli.main import app
@@ -25,7 +25,6 @@ from offramp_worker.generate.llama.architecture import Architecture, RotaryScali
 from offramp_worker.generate.load import load_generation, read_manifest, read_profile
 from offramp_worker.generate.seam import DecodingRoute
 from offramp_worker.prepare.generation import pipeline
-from offramp_worker.prepare.generation.checkpoint import Checkpoint
 from offramp_worker.prepare.generation.huggingface import architecture_of
 from offramp_worker.prepare.generation.measuring import Tally
 from offramp_worker.prepare.generation.pipeline import GenerationRequest, prepare_generation
@@ -34,119 +33,6 @@ from offramp_worker.prepare.generation.sources import read_checkpoint
 from offramp_worker.prepare.progress import Reporter
 
 LLAMA2C = stories.FOLDER / "stories260K.bin"
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 172,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "bos_token_id": 1,
-    "eos_token_id": [1, 2],
-}
-THEIRS = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-
-
-def halves(x: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rotary pairs as transformers has them."""
-    return np.ascontiguousarray(x.reshape(heads, -1, 2, x.shape[1]).swapaxes(1, 2).reshape(x.shape))
-
-
-def write_huggingface(folder: Path, **config: Any) -> Path:
-    folder.mkdir(parents=True)
-    w, tensors = stories.weights(), dict[str, Any]()
-    tensors["model.embed_tokens.weight"] = w.tensors["embedding"]
-    tensors["model.norm.weight"] = w.tensors["final_norm"]
-    for i in range(w.layers):
-        at = f"model.layers.{i}"
-        for ours, theirs in THEIRS.items():
-            x = w.tensors[ours][i]
-            tensors[f"{at}.{theirs}.weight"] = halves(x, {"q": w.heads, "k": w.kv_heads}[ours]) if ours in "qk" else x
-        tensors[f"{at}.input_layernorm.weight"] = w.tensors["attention_norm"][i]
-        tensors[f"{at}.post_attention_layernorm.weight"] = w.tensors["ffn_norm"][i]
-    save_file({name: np.array(t) for name, t in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG | config))
-    library = Tokenizer.from_str(checkpoint().tokenizer)
-    library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    library.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"bos_token": "<s>", "chat_template": stories.CHAT, "auto_map": "evil.py"})
-    )
-    return folder
-
-
-def write_gguf(file: Path, **fields: Any) -> Path:
-    w = stories.weights()
-    writer = gguf.GGUFWriter(file, fields.pop("architecture", "llama"))
-    writer.add_context_length(w.context)
-    writer.add_embedding_length(w.dim)
-    writer.add_block_count(w.layers)
-    writer.add_feed_forward_length(172)
-    writer.add_head_count(w.heads)
-    writer.add_head_count_kv(w.kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    model = json.loads(checkpoint().tokenizer)
-    words = sorted(model["model"]["vocab"], key=model["model"]["vocab"].__getitem__)
-    ranks = {a + b: -float(i) for i, (a, b) in enumerate(map(tuple, model["model"]["merges"]))}
-    writer.add_tokenizer_model(fields.pop("tokenizer", "llama"))
-    writer.add_token_list(words)
-    writer.add_token_scores([ranks.get(word, 0.0) for word in words])
-    writer.add_token_types([3 if i in (1, 2) else 1 for i in range(len(words))])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_space_prefix(False)
-    for name, value in fields.items():
-        writer.add_string(name.replace("__", "."), value)
-    names = {
-        "attention_norm": "attn_norm",
-        "ffn_norm": "ffn_norm",
-        "q": "attn_q",
-        "k": "attn_k",
-        "v": "attn_v",
-        "o": "attn_output",
-        "gate": "ffn_gate",
-        "up": "ffn_up",
-        "down": "ffn_down",
-    }
-    writer.add_tensor("token_embd.weight", np.array(w.tensors["embedding"]))
-    writer.add_tensor("output_norm.weight", np.array(w.tensors["final_norm"]))
-    for i in range(w.layers):
-        for ours, theirs in names.items():
-            writer.add_tensor(f"blk.{i}.{theirs}.weight", np.array(w.tensors[ours][i]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
-def same(a: Checkpoint, b: Checkpoint) -> None:
-    assert replace(a.architecture, norm_epsilon=0) == replace(b.architecture, norm_epsilon=0)
-    assert a.architecture.norm_epsilon == pytest.approx(b.architecture.norm_epsilon)
-    for ours, theirs in ((a.common, b.common), (a.matrices, b.matrices)):
-        assert ours.keys() == theirs.keys()
-        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-    assert a.begin_tokens == b.begin_tokens == (1,)
-    for text in ("Once upon a time", "Tim's  dog: ünï \n 😀"):
-        assert (
-            Tokenizer.from_str(a.tokenizer).encode(text, add_special_tokens=False).ids
-            == Tokenizer.from_str(b.tokenizer).encode(text, add_special_tokens=False).ids
-        )
 
 
 def test_a_folder_of_transformers_is_the_same_model(tmp_path: Path) -> None:
@@ -194,9 +80,11 @@ def test_rotary_frequencies_are_stretched_as_llama_3_1_has_it() -> None:
     assert ratio == pytest.approx(expected, rel=1e-4)
 
 
+T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
 CONFIGS = [
     ({"model_type": "bert"}, "model_type is 'bert'.*LlamaForCausalLM"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    (T5, r"'t5', architectures \['T5ForConditionalGeneration'\]: an encoder with a decoder; .*MistralForCausalLM"),
     ({"attention_bias": True}, "attention_bias"),
     ({"hidden_act": "gelu"}, "hidden_act is gelu"),
     ({"sliding_window": 4096}, "sliding_window"),
@@ -279,6 +167,7 @@ def test_a_truncated_gguf_file_is_refused(tmp_path: Path, keep: float) -> None:
     ("fields", "why"),
     [
         ({"architecture": "bert"}, "general.architecture is 'bert'.*'llama'"),
+        ({"architecture": "t5"}, "general.architecture is 't5'.*'llama'"),
         ({"tokenizer": "t5"}, "tokenizer.ggml.model is 't5'; llama and gpt2"),
         ({"tokenizer": "gpt2", "tokenizer__ggml__pre": "klingon"}, "tokenizer.ggml.pre is 'klingon'; gpt-2, smollm"),
         ({"llama__rope__scaling__type": "yarn"}, "stretched"),
@@ -455,6 +344,28 @@ def test_the_command_refuses_by_option(data: Path, tmp_path: Path, options: list
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (T5, "architectures ['T5ForConditionalGeneration']: an encoder with a decoder; a decoder alone is taken"),
+        (
+            {"model_type": "bert", "architectures": ["BertModel"]},
+            "architectures ['BertModel']: a decoder alone is taken: LlamaForCausalLM, MistralForCausalLM",
+        ),
+    ],
+    ids=["a T5", "an encoder"],
+)
+def test_the_command_refuses_a_model_that_is_no_decoder_by_its_architecture(
+    data: Path, tmp_path: Path, model: dict[str, Any], why: str
+) -> None:
+    folder = write_huggingface(tmp_path / "m", **model)
+    options = ["--model", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["prepare", "--task", "generate", *options])
+    assert result.exit_code == 2
+    assert why in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_prints_its_report(data: Path, tmp_path: Path) -> None:
     asked = [
         "--task",

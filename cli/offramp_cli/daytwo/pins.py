@@ -60,7 +60,8 @@ def export(
     family = session.family(name)
     chosen = known_config(family, config)
     if chosen is None or chosen.plan.exits_off:
-        raise RefusedError(f"{name} serves with exits off, so there is nothing to pin; `offramp why {name}` says why")
+        plan = "is answered by the model alone" if family.service.spec.generates else "serves with exits off"
+        raise RefusedError(f"{name} {plan}, so there is nothing to pin; `offramp why {name}` says why")
     patch = pin_patch(chosen.plan)
     _print(session, patch, [Finding(f"RampConfig {chosen.name}: {certificate(chosen) or 'uncertified'}")])
 
@@ -227,7 +228,10 @@ def _known(family: Family, plan: Plan, now: float) -> list[Finding]:
             )
         findings.append(Finding(text + (f", {certificate(config)}" if config.status.certificates else "")))
     return findings or [
-        Finding(f"{ramps(plan)}: these thresholds have not been tried; they must earn acceptance in a canary")
+        Finding(
+            f"{ramps(plan, family.service.spec)}: these thresholds have not been tried; they must earn acceptance in a "
+            "canary"
+        )
     ]
 
 

@@ -35,13 +35,13 @@ def fleet_lines(document: FleetDocument, plan: FleetPlan) -> list[Text]:
 
 
 def _head(service: ServicePlan) -> Text:
-    said = Text(f"{service.service}: ", style="bold")
-    said.append(
+    head = Text(f"{service.service}: ", style="bold")
+    head.append(
         f"{service.demand:.4g}/s asked, {service.answered_rate:.4g}/s can be answered in time, "
         f"{service.cost_per_hour:.4g} an hour; {service.reason}",
         style="yellow" if service.unmet_rate else "",
     )
-    return said
+    return head
 
 
 def _considered(service: ServicePlan) -> list[Text]:

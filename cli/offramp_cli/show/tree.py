@@ -9,6 +9,7 @@ from rich.text import Text
 
 from offramp_cli.show.lines import Node, state, tree
 from offramp_core.control.objects import Config, Rollout
+from offramp_core.control.spec import ServiceSpec
 from offramp_operator.explain.family import Family, WorkerSeen
 from offramp_operator.explain.plans import about
 from offramp_operator.explain.progress import figures, progress, workers_ready
@@ -42,10 +43,10 @@ def _service(family: Family, now: float, *, wide: bool, namespaces: bool) -> Nod
     if wide:
         rollouts = list(reversed(family.rollouts))
     savings = [Node(("savings", "", "", "", sentence)) for sentence in sentences(family)] if wide else []
-    children = [_config(c, now, serves=True) for c in (family.stable,) if c is not None] + savings
+    children = [_config(c, service.spec, now, serves=True) for c in (family.stable,) if c is not None] + savings
     children += [_rollout(r, family, now) for r in rollouts]
     if wide:
-        children += [_config(c, now) for name, c in sorted(family.configs.items()) if name not in shown]
+        children += [_config(c, service.spec, now) for name, c in sorted(family.configs.items()) if name not in shown]
     if status.tuning.state:
         children.append(Node(("tuning", "", state(status.tuning.state), "", status.tuning.message)))
     if status.pin.verdict or (status.pin.message and service.spec.mode == "Pinned"):
@@ -58,16 +59,18 @@ def _service(family: Family, now: float, *, wide: bool, namespaces: bool) -> Nod
     )
 
 
-def _config(config: Config, now: float, *, serves: bool = False) -> Node:
+def _config(config: Config, spec: ServiceSpec, now: float, *, serves: bool = False) -> Node:
     shown = state("Stable" if serves else config.status.state)
-    return Node((config.name, "RampConfig", shown, ago(config.created_at, now), about(config)))
+    return Node((config.name, "RampConfig", shown, ago(config.created_at, now), about(config, spec)))
 
 
 def _rollout(rollout: Rollout, family: Family, now: float) -> Node:
     to = family.configs.get(rollout.to_config)
     info = progress(rollout, family) if not rollout.status.finished else rollout.status.message
     cells = (rollout.name, "RampRollout", state(rollout.status.phase), ago(rollout.created_at, now), info)
-    return Node(cells, [_config(to, now)] if to is not None and not rollout.status.finished else ())
+    return Node(
+        cells, [_config(to, family.service.spec, now)] if to is not None and not rollout.status.finished else ()
+    )
 
 
 def _workers(family: Family, now: float) -> Node:

@@ -251,9 +251,10 @@ def _no_exit_capacity(facts: Facts) -> Condition:
         return _condition(
             kind, "Unknown", Reason.CAPACITY_UNKNOWN, "no worker has reported yet how long its model takes"
         )
+    spec = facts.service.spec
     carried = (
         f"{len(facts.ready)} ready workers answer about {format_rate(len(facts.ready) * capacity.worker_rate)} "
-        "requests/s without exits"
+        f"requests/s {'with the model alone' if spec.generates else 'without exits'}"
     )
     if capacity.peak_rate <= 0:
         return _condition(kind, "True", Reason.SUFFICIENT, f"{carried}; none came in the last hour")
@@ -262,13 +263,14 @@ def _no_exit_capacity(facts: Facts) -> Condition:
         return _condition(kind, "True", Reason.SUFFICIENT, f"{carried}; {peak}")
     if facts.stable is not None and facts.stable.plan.exits_off:
         return _condition(
-            kind, "False", Reason.OVERLOADED, f"exits are off: {carried}, and {peak}; {_more_workers(facts)}"
+            kind, "False", Reason.OVERLOADED, f"{spec.off_now}: {carried}, and {peak}; {_more_workers(facts)}"
         )
     return _condition(
         kind,
         "False",
         Reason.EXITS_OFF_WOULD_OVERLOAD,
-        f"{carried}, but {peak}: if exits go off, requests wait or are refused; {_more_workers(facts)}",
+        f"{carried}, but {peak}: if {'the model has to answer alone' if spec.generates else 'exits go off'}, requests "
+        f"wait or are refused; {_more_workers(facts)}",
     )
 
 

@@ -82,7 +82,7 @@ def begun(seen: Seen, events: tuple[Event, ...]) -> Draft:
     service, served = seen.service, seen.served
     plan = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
     name = plan.name(service.name)
-    new = NewConfig(name, plan, ConfigStatus("Baseline", "Certified", message="exits off"))
+    new = NewConfig(name, plan, ConfigStatus("Baseline", "Certified", message=seen.spec.off))
     baseline = seen.snapshot.gathered.configs.get(name)
     made = Config(name, plan, new.status, seen.now) if baseline is None else baseline
     configs = {**seen.snapshot.gathered.configs, name: made}

@@ -277,6 +277,21 @@ class ServiceSpec:
         return tuple(TimeGoal(seconds, counted_as, of) for seconds, counted_as, of in named if seconds is not None)
 
     @property
+    def generates(self) -> bool:
+        """Whether the model writes answers: it has variants and drafts, and no exits."""
+        return self.output in GENERATED
+
+    @property
+    def off(self) -> str:
+        """What serves where no plan saves anything, in words."""
+        return "the model alone" if self.generates else "exits off"
+
+    @property
+    def off_now(self) -> str:
+        """The same as a sentence, for what has just happened."""
+        return "the model answers alone" if self.generates else "exits are off"
+
+    @property
     def class_name(self) -> str:
         """The WorkerClass that workers are made of; empty without one."""
         return str(self.worker.get("className") or "")

@@ -140,7 +140,7 @@ def _not_pooled(seen: Seen, draft: Draft) -> dict[str, str]:
 
 def _costs_time(seen: Seen, draft: Draft) -> str:
     """How a plan that the user insists on costs time, or empty."""
-    why = loss(draft.measured_of_stable, max_overhead=seen.spec.max_overhead)
+    why = loss(draft.measured_of_stable, max_overhead=seen.spec.max_overhead, off=seen.spec.off)
     return f"{draft.stable.name}: compared with the batches held back from it, {why}" if why else ""
 
 

@@ -28,6 +28,10 @@ from offramp_lab.replay.arrivals import parse_arrivals
 from offramp_lab.replay.load import load_records
 from offramp_lab.replay.measure import Queueing, Work, replay_file, run_draws, simulate_queues
 from offramp_lab.replay.report import FileResult, show, to_mapping
+from offramp_lab.tokens.command import Draws, holds_tokens, print_tokens, replay_tokens
+from offramp_lab.tokens.judged import Limits as TokenLimits
+from offramp_lab.tokens.records import LOSSES, Loss
+from offramp_lab.tokens.rules import TOKEN_POLICIES
 
 INVALID_INPUT = 2
 EXECUTIONS: tuple[Execution, ...] = ("Auto", "ResultsOnly", "ComputeSaving")
@@ -42,7 +46,10 @@ ConfidenceOption = Annotated[float, typer.Option(help="How sure a certificate mu
 PoliciesOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--policy", metavar="NAME", help=f"Policy to run; repeat for several: {', '.join(POLICIES)}. All when left out."
+        "--policy",
+        metavar="NAME",
+        help=f"Policy to run; repeat for several: {', '.join(POLICIES)}; on files of tokens: "
+        f"{', '.join(TOKEN_POLICIES)}. All when left out.",
     ),
 ]
 MaxRampsOption = Annotated[int, typer.Option(help="At most so many active ramps, 0 to 6.")]
@@ -98,6 +105,13 @@ DrawsOption = Annotated[
 TuneRowsOption = Annotated[int | None, typer.Option(help="Rows of a drawn tuning set; default half the file.")]
 SeedOption = Annotated[int, typer.Option(help="Of draws and generated arrivals.")]
 JobsOption = Annotated[int, typer.Option(help="Processes that work on draws.", min=1)]
+LossOption = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(LOSSES),
+        help="Files of tokens: an answer loses 1 where any of its tokens differs, or the share that does.",
+    ),
+]
 PlotsOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures (PNG) into this folder.")]
 JsonOutputOption = Annotated[
     bool, typer.Option("--json", help="Print JSON on stdout, a list for several files; shares are fractions.")
@@ -134,6 +148,7 @@ def replay(
     tune_rows: TuneRowsOption = None,
     seed: SeedOption = 0,
     jobs: JobsOption = 1,
+    loss: LossOption = "answer",
     plots: PlotsOption = None,
     json_output: JsonOutputOption = False,
 ) -> None:
@@ -149,11 +164,21 @@ def replay(
     With `--slice-budget` a plan is certified only if it passes for all requests and for each of these slices; the tests
     share the error allowance evenly, so more slices need more records. With slices, or another objective, `exact` looks
     at fp32 only. Published policies know neither slices nor objectives and ignore both.
+
+    A file with an array `answer` holds tokens, one row each: which answer it belongs to. There rules choose a threshold
+    for tokens to leave at, the budget is the mean loss of answers, and of the other options only `--draws`,
+    `--tune-rows` (answers) and `--seed` count.
     """
     with _errors(plots):
-        queueing = _queueing(arrivals or [], batching_names or ["offramp"], execution, load=load, slo=slo)
         drawing = Drawing(draws, tune_rows, seed, jobs)
         _check_counts(batch_size, drawing)
+        if any(of_tokens := [holds_tokens(path) for path in records]):
+            token_limits, lost = _token_limits(budget, confidence, loss, alone=all(of_tokens))
+            drawn = Draws(draws, tune_rows, seed)
+            files = [replay_tokens(path, policies, lost, token_limits, drawn) for path in records]
+            print_tokens(files, token_limits, as_json=json_output)
+            return
+        queueing = _queueing(arrivals or [], batching_names or ["offramp"], execution, load=load, slo=slo)
         limits = Limits(budget, confidence, max_ramps, max_overhead)
         objective = _objective(limits, batch_size or 1, precision=precision, goal=goal, slices=slice_budgets or [])
         results = _all_files(
@@ -162,6 +187,16 @@ def replay(
     _print(results, objective, queueing, as_json=json_output)
     if plots is not None:
         _plot(results, objective, plots)
+
+
+def _token_limits(budget: float, confidence: float, loss: str, *, alone: bool) -> tuple[TokenLimits, Loss]:
+    _check_shares(budget, confidence)
+    known = next((name for name in LOSSES if name == loss), None)
+    if known is None:
+        raise InvalidArgumentError(f"--loss {loss} is unknown; choose from {', '.join(LOSSES)}")
+    if not alone:
+        raise InvalidArgumentError("answer is in some of the files only; replay files of tokens by themselves")
+    return TokenLimits(budget, confidence), known
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +318,7 @@ def _suitable(named: Sequence[NamedPolicy], pool: Records, *, insist: bool) -> t
 
 
 def _objective(limits: Limits, batch_size: int, *, precision: str, goal: str, slices: Sequence[str]) -> Objective:
-    for name, value in (("--budget", limits.budget), ("--confidence", limits.confidence)):
-        if not 0 < value < 1:
-            raise InvalidArgumentError(f"{name} is {value}; it must be a share between 0 and 1, such as 0.01 for 1 %")
+    _check_shares(limits.budget, limits.confidence)
     if precision not in ("auto", "exact"):
         raise InvalidArgumentError(f"--precision is {precision}; give auto or exact")
     allowed = None if precision == "auto" else (EXACT,)
@@ -301,6 +334,12 @@ def _objective(limits: Limits, batch_size: int, *, precision: str, goal: str, sl
         goal,
         tuple(_slice_budget(text) for text in slices),
     )
+
+
+def _check_shares(budget: float, confidence: float) -> None:
+    for name, value in (("--budget", budget), ("--confidence", confidence)):
+        if not 0 < value < 1:
+            raise InvalidArgumentError(f"{name} is {value}; it must be a share between 0 and 1, such as 0.01 for 1 %")
 
 
 def _check_slices(path: Path, pool: Records, slices: Sequence[SliceBudget]) -> None:

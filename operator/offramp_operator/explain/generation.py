@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from offramp_core.control.objects import RouteUse
-from offramp_core.control.spec import GENERATED
 from offramp_operator.explain.family import Family
 
 
 def generates(family: Family) -> bool:
     """Whether the service's model writes answers, so that words of classifiers would say nothing."""
-    return family.service.spec.output in GENERATED
+    return family.service.spec.generates
 
 
 def token_rates(family: Family) -> str:
@@ -22,8 +21,10 @@ def token_rates(family: Family) -> str:
 
 
 def routes(family: Family) -> list[str]:
-    """A sentence for each route that answers took, that with the most tokens first."""
-    return [_route(use) for use in family.service.status.observed.routes]
+    """A sentence for each route that answers took, that with the most tokens first; and one where no draft serves."""
+    used = family.service.status.observed.routes
+    off = used and not any("+" in use.name for use in used)
+    return [*(_route(use) for use in used), *(["drafts off: every token was written without one"] if off else [])]
 
 
 def _route(use: RouteUse) -> str:

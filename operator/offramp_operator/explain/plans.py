@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offramp_core.control.objects import Config, Prediction
+from offramp_core.control.spec import ServiceSpec
 from offramp_core.plan import Plan, format_threshold
 from offramp_core.precision import EXACT
 from offramp_operator.explain.words import share
@@ -14,11 +15,13 @@ from offramp_operator.explain.words import share
 NEVER = "-"
 
 
-def ramps(plan: Plan) -> str:
-    """``r04-grid < 0.25, int8``; ``exits off``."""
+def ramps(plan: Plan, spec: ServiceSpec) -> str:
+    """``r04-grid < 0.25, int8``; ``exits off``. Of a model that generates ``int4 < 0.25, then the model``, ``int8``."""
     if plan.exits_off:
-        return "exits off"
+        return spec.off
     listed = ", ".join(f"{r.id} < {format_threshold(r.threshold)}" for r in plan.ramps)
+    if spec.generates and plan.ramps:
+        return f"{listed}, then {'the model' if plan.precision == EXACT else plan.precision}"
     return listed if plan.precision == EXACT else ", ".join(filter(None, (listed, plan.precision)))
 
 
@@ -42,9 +45,9 @@ def predicted(promise: Prediction) -> str:
     return f"{share(round(promise.net, 4))} ({share(promise.saving)} without audits)"
 
 
-def about(config: Config) -> str:
+def about(config: Config, spec: ServiceSpec) -> str:
     """One line on a plan."""
-    facts = [ramps(config.plan), certificate(config)]
+    facts = [ramps(config.plan, spec), certificate(config)]
     if not config.plan.exits_off and not config.status.certificates:
         facts.append("uncertified")
     prediction = config.status.prediction

@@ -33,7 +33,7 @@ def serving(family: Family) -> list[str]:
     if stable is None:
         return [f"{family.name} serves no plan yet: {status.message or 'no worker has described its model'}"]
     if not stable.plan.exits_off:
-        return [f"{family.name} serves {stable.name}: {about(stable)} ({budget})"]
+        return [f"{family.name} serves {stable.name}: {about(stable, spec)} ({budget})"]
     if generates(family):
         return [f"{family.name} is answered by the model itself, {_because(family)} ({budget})"]
     return [f"{family.name} serves with exits off, {_because(family)} ({budget})"]
@@ -83,7 +83,7 @@ def about_rollout(family: Family, rollout: Rollout) -> list[tuple[str, str]]:
     status = rollout.status
     to = family.configs.get(rollout.to_config)
     facts = (
-        ("plan", ramps(to.plan) if to is not None else ""),
+        ("plan", ramps(to.plan, family.service.spec) if to is not None else ""),
         ("reason", status.reason),
         ("status", status.message if status.finished else progress(rollout, family)),
         (

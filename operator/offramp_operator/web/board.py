@@ -149,7 +149,7 @@ class Board:
             service=after.service,
             configs=after.configs,
             rollouts=tuple(sorted(after.rollouts, key=lambda r: (r.created_at, r.number))),
-            workers=tuple(_worker(w, self._worker_kind) for w in seen.workers),
+            workers=tuple(_worker(w, self._worker_kind, after.service.spec.off) for w in seen.workers),
             note=problem,
         )
 
@@ -160,7 +160,7 @@ def _curve_key(key: ServiceKey, seen: CompletedPass | None, rollout: str) -> str
     return f"{key}/{uid}/{rollout}"
 
 
-def _worker(worker: Worker, kind: str) -> WorkerSeen:
+def _worker(worker: Worker, kind: str, off: str) -> WorkerSeen:
     state = "Ready" if worker.endpoint.ready else worker.endpoint.failure_reason or "NotReady"
     reported = worker.state
     details = (
@@ -168,7 +168,7 @@ def _worker(worker: Worker, kind: str) -> WorkerSeen:
         f"{worker.endpoint.restarts} restarts" if worker.endpoint.restarts else "",
         "" if worker.endpoint.current else "of an older template",
         "does not answer" if worker.endpoint.ready and reported is None else "",
-        "its breaker is open: exits off" if reported is not None and reported.breaker_open else "",
+        f"its breaker is open: {off}" if reported is not None and reported.breaker_open else "",
         f"refused epoch {reported.refused.epoch}: {reported.refused.message}"
         if reported is not None and reported.refused
         else "",

@@ -22,7 +22,7 @@ LOSSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 GENERATION_UNITS: Mapping[str, str] = {
     "earlyexit_generation_accepted_tokens": "tokens by proposals",
-    "earlyexit_generation_answer_loss": "losses",
+    "earlyexit_generation_answer_loss": "losses by audits",
     "earlyexit_generation_answers_total": "answers",
     "earlyexit_generation_audit_backlog": "answers",
     "earlyexit_generation_audit_seconds_total": "seconds",

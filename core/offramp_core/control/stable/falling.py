@@ -89,7 +89,11 @@ def switched_off_already(view: StableView) -> Fall | None:
     note = switched_off(view.stable, view.published)
     if note is None:
         return None
-    return _by_cost(note.message) if note.reason == Reason.EXITS_COST_TIME else _by_drift(note.message)
+    return (
+        _by_cost(note.message, view.service.spec.off_now)
+        if note.reason == Reason.EXITS_COST_TIME
+        else _by_drift(note.message)
+    )
 
 
 def ramp_set_is_gone(view: StableView) -> Fall | None:
@@ -105,7 +109,7 @@ def ramp_set_is_gone(view: StableView) -> Fall | None:
     if plan.exits_off or view.ramp_sets.candidate or not refused or not all(refused):
         return None
     message = f"{view.stable.name} needs {plan.ramp_set_digest[:19]}, which no worker can load from the ramp-set store"
-    event = Event(Reason.RAMP_SET_GONE, f"{message}; exits are off", warning=True)
+    event = Event(Reason.RAMP_SET_GONE, f"{message}; {view.service.spec.off_now}", warning=True)
     return Fall(Reason.MODEL_CHANGED, message, event, set_is_gone=True)
 
 
@@ -136,10 +140,10 @@ def it_costs_time(view: StableView) -> Fall | None:
     """The holdback shows that exits cost more than they save. A pin stays all the same, as it is the user's; a
     condition says so."""
     spec = view.service.spec
-    why = "" if view.stable.plan.exits_off else loss(view.measured, max_overhead=spec.max_overhead)
+    why = "" if view.stable.plan.exits_off else loss(view.measured, max_overhead=spec.max_overhead, off=spec.off)
     if not why or spec.mode not in ("Auto", "Recommend"):
         return None
-    return _by_cost(f"{view.stable.name}: compared with the batches held back from it, {why}")
+    return _by_cost(f"{view.stable.name}: compared with the batches held back from it, {why}", spec.off_now)
 
 
 RULES: tuple[Rule, ...] = (
@@ -154,16 +158,16 @@ RULES: tuple[Rule, ...] = (
 
 
 def _over_budget(view: StableView, who_says: str) -> str:
-    budget = view.service.spec.max_disagreement
-    return f"{view.stable.name}: {who_says} that the budget of {budget:.2%} is broken; exits are off"
+    spec = view.service.spec
+    return f"{view.stable.name}: {who_says} that the budget of {spec.max_disagreement:.2%} is broken; {spec.off_now}"
 
 
 def _by_drift(message: str) -> Fall:
     return Fall(Reason.DRIFT_DETECTED, message, Event(Reason.DRIFT_DETECTED, message, warning=True))
 
 
-def _by_cost(message: str) -> Fall:
-    event = Event(Reason.EXITS_COST_TIME, f"{message}; exits are off", warning=True)
+def _by_cost(message: str, off_now: str) -> Fall:
+    event = Event(Reason.EXITS_COST_TIME, f"{message}; {off_now}", warning=True)
     return Fall(Reason.EXITS_COST_TIME, message, event)
 
 

@@ -100,8 +100,8 @@ def update_measured(
     )
 
 
-def loss(measured: Measured, *, max_overhead: float) -> str:
-    """How a plan costs time beyond doubt, or empty.
+def loss(measured: Measured, *, max_overhead: float, off: str = "exits off") -> str:
+    """How a plan costs time beyond doubt, or empty. ``off`` names what it is compared with.
 
     It must not make answers later, and it may take more of the engine's time (results-only execution does) only as far
     as the user allows ramps to. Either is tested by an interval that holds at all times, so a plan that just breaks
@@ -109,9 +109,9 @@ def loss(measured: Measured, *, max_overhead: float) -> str:
     """
     answer, engine = measured.answer_time, measured.engine_time
     if answer is not None and answer.high < 0:
-        return "its answers come later than with exits off"
+        return f"its answers come later than with {off}"
     if engine is not None and engine.high < -max_overhead:
-        return f"it takes more engine time than exits off and the {max_overhead:.2%} that ramps.maxOverhead allows"
+        return f"it takes more engine time than {off} and the {max_overhead:.2%} that ramps.maxOverhead allows"
     return ""
 
 

@@ -360,7 +360,7 @@ def _outcome_digested(view: TunerView) -> Tuned:
     if outcome.current_over_budget and not view.stable.plan.exits_off:
         over = (
             f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent "
-            "records; exits are off"
+            f"records; {view.snapshot.service.spec.off_now}"
         )
     if isinstance(outcome, NeedsLabels):
         message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"

@@ -123,7 +123,7 @@ def _baseline(snapshot: Snapshot, stable: Config, now: float) -> tuple[Config, t
     known = snapshot.gathered.configs.get(name)
     if known is not None:
         return known, ()
-    new = NewConfig(name, plan, ConfigStatus("Baseline", "Certified", message="exits off"))
+    new = NewConfig(name, plan, ConfigStatus("Baseline", "Certified", message=snapshot.service.spec.off))
     return Config(name, plan, new.status, now), (new,)
 
 

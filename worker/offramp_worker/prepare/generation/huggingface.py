@@ -93,8 +93,9 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """
     kind, classes = config.get("model_type"), config.get("architectures") or []
     if kind not in KINDS or classes not in ([], [KINDS[str(kind)]]):
+        both = "an encoder with a decoder; " if config.get("is_encoder_decoder") is True else ""
         raise ModelRefusedError(
-            f"{CONFIG}: model_type is {kind!r}, architectures {classes!r}; a decoder is taken: "
+            f"{CONFIG}: model_type is {kind!r}, architectures {classes!r}: {both}a decoder alone is taken: "
             f"{', '.join(KINDS.values())}"
         )
     for field, taken in (
