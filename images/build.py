@@ -75,7 +75,8 @@ PARTS = {
         "offramp_worker.main",
         ("8080/tcp", "8081/tcp"),
         without=tuple(
-            f"offramp_worker/prepare/{name}" for name in ("families", "generation", "picture.py", "heads/distillation.py")
+            f"offramp_worker/prepare/{name}"
+            for name in ("families", "generation", "picture.py", "heads/distillation.py")
         ),
         unused=("scipy",),
         extras=("tracing",),

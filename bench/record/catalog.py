@@ -22,8 +22,8 @@ import bench.record.video
 import offramp_core.uncertainty
 import offramp_worker.bundle.heads
 import offramp_worker.prepare.families.cifar
-import offramp_worker.prepare.heads.features
 import offramp_worker.prepare.heads.distillation
+import offramp_worker.prepare.heads.features
 import offramp_worker.prepare.measuring.profiling
 import offramp_worker.prepare.places.cuts
 from bench.record import cascade, cifar, text_costs, texts, video

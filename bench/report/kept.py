@@ -53,7 +53,26 @@ def _section(blocks: Blocks, before: Blocks) -> Blocks:
         else:
             merged.append(block)
         kept_of = []
-    return merged
+    return _with_others(merged, before)
+
+
+def _with_others(merged: Blocks, before: Blocks) -> Blocks:
+    """Tables with a caption of their own, one for each model or set, that were measured another time: each stands
+    behind what it stood behind."""
+    out, heads = list(merged), {block[0] for block in merged if _is_table(block)}
+    captions = [i for i, block in enumerate(out) if _is_caption(block)]
+    at = captions[0] if captions else len(out)
+    for caption, table, after in zip(before, before[1:], [*before[2:], []], strict=False):
+        if not (_is_caption(caption) and _is_table(table)):
+            continue
+        group = [caption, table, *([after] if _says_when(after) else [])]
+        if table[0] in heads:
+            found = next(i for i, block in enumerate(out) if _is_table(block) and block[0] == table[0])
+            at = found + (2 if found + 1 < len(out) and _says_when(out[found + 1]) else 1)
+            continue
+        out[at:at] = group
+        at += len(group)
+    return out
 
 
 def _counterpart(block: list[str], follows: list[str], before: Blocks) -> list[str]:
@@ -118,6 +137,10 @@ def _goes_with_it(block: list[str]) -> bool:
 
 def _says_when(block: list[str]) -> bool:
     return len(block) == 1 and block[0].startswith(f"*{MEASURED}: ")
+
+
+def _is_caption(block: list[str]) -> bool:
+    return bool(block) and block[0].startswith("*") and not _says_when(block) and not _is_missing(block)
 
 
 def _is_missing(block: list[str]) -> bool:

@@ -20,7 +20,6 @@ import uvloop
 from aiohttp import web
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_operator.port import serve_health
 from offramp_operator.kube import runtime
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import WRITE_SECONDS, KubeClient, load_api_client
@@ -32,6 +31,7 @@ from offramp_operator.kube.services import services
 from offramp_operator.kube.shards import Shards, lease_names, lease_threads
 from offramp_operator.kube.watch import LATE_SECONDS, Feed, watch
 from offramp_operator.metrics import Metrics
+from offramp_operator.port import serve_health
 from offramp_operator.settings import Settings, parse_settings, read_signing_key
 from offramp_operator.shell.log import configure_json_logging, log_event
 from offramp_operator.shell.signing import SigningKey

@@ -83,6 +83,20 @@ def test_with_nothing_measured_at_all_everything_stays_on_the_page(tmp_path: Pat
     assert set(_content(earlier)) <= set(_content(again))
 
 
+def test_tables_of_other_models_that_were_measured_another_time_stay_with_their_captions_in_their_order() -> None:
+    def part(name: str, figure: int, when: str) -> str:
+        return f"*Speed of {name}*: {figure} prompts.\n\n| {name} |\n| --- |\n| {figure} |\n\n*Measured: {when}.*\n\n"
+
+    def page(*parts: str) -> str:
+        return "".join(("## Models\n\nWords.\n\n", *parts)).rstrip() + "\n"
+
+    a, b, c = (part(name, i, "long ago") for i, name in enumerate("abc"))
+    now = part("b", 9, "now")
+    assert kept(page(now), page(a, b, c)) == page(a, now, c)
+    new = part("d", 7, "now")
+    assert kept(page(new), page(a, b)) == page(a, b, new)
+
+
 def _content(page: str) -> list[str]:
     return [line for line in page[page.index("## ") :].splitlines() if line]
 

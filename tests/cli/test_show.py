@@ -13,8 +13,8 @@ from rich.text import Text
 from states import STATES  # type: ignore[import-not-found]
 
 from offramp_cli.show import lines
-from offramp_cli.show.status import health_lines
 from offramp_cli.show.diff import side_by_side
+from offramp_cli.show.status import health_lines
 from offramp_cli.show.tables import history_data, history_lines, top_data, top_lines
 from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines

@@ -94,7 +94,9 @@ def test_the_code_layer_is_compiled_and_of_preparing_has_what_trains_without_pyt
     assert modules
     prepare = app / "offramp_worker" / "prepare"
     assert (prepare / "captured.py").is_file()
-    assert not any((prepare / name).exists() for name in ("families", "generation", "picture.py", "heads/distillation.py"))
+    assert not any(
+        (prepare / name).exists() for name in ("families", "generation", "picture.py", "heads/distillation.py")
+    )
     for module in modules:
         compiled = module.parent / "__pycache__" / f"{module.stem}.cpython-311.pyc"
         flags = int.from_bytes(compiled.read_bytes()[4:8], "little")

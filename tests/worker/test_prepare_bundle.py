@@ -26,8 +26,8 @@ from offramp_worker.bundle.graph import tapped_model
 from offramp_worker.bundle.heads import KINDS
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import open_session
-from offramp_worker.prepare.heads.features import Features, feature_key
 from offramp_worker.prepare.heads.distillation import train_heads
+from offramp_worker.prepare.heads.features import Features, feature_key
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport

@@ -1,6 +1,6 @@
 """Prometheus metrics, for people and dashboards; the control plane reads counters, never these.
 
-What is exposed here is counted where it happens. What follows from the engine's state is asked for when somebody scrapes
+What is shown here is counted where it happens. What follows from the engine's state is asked for when somebody scrapes
 (:mod:`offramp_worker.engine.accounts.scrape`). No label has a value that a request brings with it, and none grows with
 time: arms, ramps of the loaded bundle, status codes. Help texts are the reference (docs/reference/metrics.md is made of
 them).

@@ -101,7 +101,7 @@ class ExpiredError(ApiError):
 
 
 class ApiUnavailableError(UnavailableError):
-    """The API server did not answer or asked to come back later, after ``retry_after_seconds`` where it named a time."""
+    """The API server did not answer or asked to come back later, after ``retry_after_seconds`` where it named any."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)

@@ -296,7 +296,7 @@ def containers(pod: Object) -> list[Object]:
 
 
 def _fetch_failure(pod: Object) -> tuple[AnyReason, str] | None:
-    """Why the bundle was not fetched. The message of the last attempt stands until one succeeds, also while the next one
+    """Why the bundle was not fetched. The last attempt's message stands until one succeeds, also while the next one
     runs."""
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
     status = next((status for status in statuses if status.get("name") == FETCH_CONTAINER), None)

@@ -1,5 +1,5 @@
-"""What a Job reports of the training it runs, as pure functions. Its pod's last words are the result: no other way leads
-out of it."""
+"""What a Job reports of the training it runs, as pure functions. Its pod's last words are the result: no other way
+leads out of it."""
 
 from __future__ import annotations
 

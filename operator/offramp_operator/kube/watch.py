@@ -131,8 +131,8 @@ class Pauses:
 class Freshness:
     """Whether the watches keep up: what a list has seen, the watch must reach soon after.
 
-    ``position`` is the version up to which a watch, or the list it begins with, has delivered everything; ``awaited`` the
-    newest version that a regular list found beyond it, and since when it is missing.
+    ``position`` is the version up to which a watch, or the list it begins with, has delivered everything; ``awaited``
+    the newest version that a regular list found beyond it, and since when it is missing.
     """
 
     position: dict[Scope, int] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class Feed:
             self._wake(key)
 
     async def relist(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
-        """List everything once more, beside the watches: what they have not delivered must come soon, or they are late."""
+        """List everything once more, beside the watches: what they have not delivered must come soon, or is late."""
         for scope in scopes(namespaces, kinds):
             listed = await self._list(client, scope, self._wake)
             if listed is not None:

@@ -13,7 +13,6 @@ import httpx
 from aiohttp import web
 
 from offramp_core.errors import InvalidArgumentError, OfframpError
-from offramp_operator.port import serve_health
 from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.front import FrontProcess
 from offramp_operator.local.platform import Intent, LocalPlatform
@@ -22,6 +21,7 @@ from offramp_operator.local.records import keep_only, load_pools, save_pool
 from offramp_operator.local.state import StateFolder, StateFolderError, remove_leftovers
 from offramp_operator.local.training_process import Trainer
 from offramp_operator.metrics import Metrics
+from offramp_operator.port import serve_health
 from offramp_operator.shell.listeners import PassListeners
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observer
@@ -168,7 +168,7 @@ class EmbeddedShell:
     # --- loops -------------------------------------------------------------------------------------
 
     async def _control(self, key: ServiceKey) -> None:
-        """Pass after pass; an error is logged and the pass tried again more and more slowly while everything goes on serving."""
+        """Pass after pass; an error is logged; the next try comes later each time while everything serves on."""
         retry = FIRST_RETRY_SECONDS
         while True:
             self._woken.clear()

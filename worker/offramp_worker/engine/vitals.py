@@ -24,7 +24,7 @@ GIVE_UP_SECONDS = 60.0
 
 
 class Vitals:
-    """Called after every batch by whoever ran it; asks on a thread of its own, which lives only while something is wrong.
+    """Called after every batch by who ran it; asks on a thread of its own, which lives only while something is wrong.
 
     Attributes
     ----------

@@ -289,7 +289,7 @@ def equality(served: Sequence[int], reference: Sequence[Token]) -> Equality:
     """Whether answers have the same tokens; ``tie`` where the first difference is one between logits that are as good
     as equal.
 
-    Behind a tie answers go different ways and nothing more can be compared. The shorter of a whole answer and the longer
+    Behind a tie answers go different ways and no more can be compared. The shorter of a whole answer and the longer
     one differ as well.
     """
     for ours, theirs in zip(served, reference, strict=False):

@@ -301,7 +301,7 @@ def _scale(expected: Array) -> float:
 
 
 def _same_answers(logits: FloatArray, expected: Array, task: Task) -> bool:
-    """Equal labels, except where the expected two best are closer than the tolerance: a tie as far as anybody can know."""
+    """Equal labels, except where the expected two best are closer than the tolerance: a tie as far as one can know."""
     top = np.sort(expected, axis=1)[:, -2:]
     tied = top[:, 1] - top[:, 0] <= 2 * ABSOLUTE_TOLERANCE * _scale(expected)
     return bool((tied | (task.answers(logits) == task.answers(expected))).all())

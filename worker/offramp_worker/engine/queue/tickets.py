@@ -35,7 +35,7 @@ class UnableError(OverloadedError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a finished request was answered: ``logits`` [n, C] are the model's outputs, ``labels`` [n, ...] the answers in
+    """The answers to a finished request: ``logits`` [n, C] are the model's outputs, ``labels`` [n, ...] the answers in
     them, and the rest by row."""
 
     logits: npt.NDArray[np.float32]

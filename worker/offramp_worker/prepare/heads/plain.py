@@ -1,6 +1,6 @@
 """Training heads without PyTorch, for the worker image: what reads pooled features, in NumPy alone.
 
-The recipes are those of :mod:`offramp_worker.prepare.heads.distillation`: distillation on the model's own answers, AdamW
+The recipes are those of :mod:`offramp_worker.prepare.heads.distillation`: the model's own answers as targets, AdamW
 (Loshchilov and Hutter 2019) under a one-cycle schedule (Smith and Topin 2018), the weights of the best epoch,
 standardisation folded in. Heads with convolutions are not trained here.
 """
@@ -68,8 +68,8 @@ def train_heads(
     threads: int,
     advance: Callable[[int], None],
 ) -> dict[str, Parameters]:
-    """As :func:`offramp_worker.prepare.heads.distillation.train_heads`, one head after the other: ``threads`` are those of
-    NumPy's own products."""
+    """As :func:`offramp_worker.prepare.heads.distillation.train_heads`, one head after the other: ``threads``
+    are those of NumPy's own products."""
     del threads
     targets, held_out = (targets_of(task, rows.logits) for rows in (training, validation))
     trained = {}
