@@ -159,7 +159,7 @@ def test_of_a_model_that_generates_people_read_of_variants_and_drafts_and_of_tok
     assert "Variants and drafts" in sections["network"] and "fp32+int8:3" in sections["network"]
     assert "cheaper variants against the model alone" in sections["latency"]
     silent = Renderer().service(_page(generative(family), now), fresh="")
-    assert "No worker has told of answers yet" in silent["network"]
+    assert "No worker has reported answers yet" in silent["network"]
 
 
 def test_of_a_model_that_generates_nothing_speaks_of_exits(in_state: InState) -> None:

@@ -189,6 +189,7 @@ def test_what_could_execute_code_is_refused_by_name_before_torch_sees_it(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [of_program(a_guard), pickled_samples], ids=["guards", "sample inputs"])
 def test_what_conversion_does_not_need_is_left_out(make: Callable[[Path], bytes], tmp_path: Path, marker: Path) -> None:
     backbone = load_backbone(hostile.saved(tmp_path, make(marker)), ROWS)
