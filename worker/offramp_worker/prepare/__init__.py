@@ -2,8 +2,8 @@
 
 The path of a model reads off the modules in this order: :mod:`.source.sources` loads and exports it,
 :mod:`.places.cuts` finds where exits can sit, :mod:`.heads.features` runs it once over the data,
-:mod:`.heads.training` trains heads, :mod:`.measuring.profiling` measures, :mod:`.heads.selection` refuses what cannot
-pay, :mod:`.writing` writes the bundle; :mod:`.pipeline` is the story.
+:mod:`.heads.distillation` trains heads, :mod:`.measuring.profiling` measures, :mod:`.heads.selection` refuses what
+cannot pay, :mod:`.writing` writes the bundle; :mod:`.pipeline` is the story.
 
 captured.py       training on captured inputs
 picture.py        the picture at the end of `offramp prepare`
