@@ -80,8 +80,8 @@ def _rivals(found: dict[str, Any]) -> list[str]:
         versions = ", ".join(sorted({f"{engine.split()[0]} {version}" for engine, version in run["versions"].items()}))
         lines += [
             f"*Engines side by side on {name}*: {run['rounds']} groups of each number of prompts at once, answers of "
-            f"up to {run['tokens']} tokens, one thread each, in turns in one run ({versions}). Time per token "
-            "once all prompts are read, and in",
+            f"up to {run['tokens']} tokens, one thread each, in turns in one run ({versions}). Seconds are the "
+            "processor's, of each engine's process. Time per token once all prompts are read, and in",
             "brackets tokens per second with the reading of prompts, both of Offramp's fp32 without a draft; medians "
             f"(it takes {paces}). *Equal*: answers that are the same tokens.",
             "",
