@@ -67,14 +67,27 @@ def azure_llm_conv(_rng: np.random.Generator) -> SecondsArray:
     return _timestamps("trace_azure_llm/AzureLLMInferenceTrace_conv.csv")
 
 
-def twitter(rng: np.random.Generator) -> SecondsArray:
-    """An hour of tweets."""
-    path = _existing("trace_twitter/workload.tbz2")
-    with tarfile.open(path) as archive:
+def azure_functions_by_name() -> dict[str, SecondsArray]:
+    """Times of each function, from the first one of all on; the busiest function first."""
+    found: dict[str, list[float]] = {}
+    for row in _csv("trace_azure_functions/iluvatar_trace_300s.csv"):
+        found.setdefault(row["func_name"], []).append(float(row["invoke_time_ms"]) / 1e3)
+    begin = min(min(times) for times in found.values())
+    busiest = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {name: np.sort(times) - begin for name, times in busiest}
+
+
+def twitter_counts() -> npt.NDArray[np.int64]:
+    """Tweets in each second of 22 days."""
+    with tarfile.open(_existing("trace_twitter/workload.tbz2")) as archive:
         member = archive.extractfile(archive.getmembers()[0])
         assert member is not None
-        counts = np.array(member.read().split(), dtype=np.int64)
-    hour = counts[TWITTER_BEGIN : TWITTER_BEGIN + TWITTER_SECONDS]
+        return np.array(member.read().split(), dtype=np.int64)
+
+
+def twitter(rng: np.random.Generator) -> SecondsArray:
+    """An hour of tweets."""
+    hour = twitter_counts()[TWITTER_BEGIN : TWITTER_BEGIN + TWITTER_SECONDS]
     return _from_zero(spread(hour, interval_seconds=1.0, rng=rng))
 
 

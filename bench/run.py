@@ -61,6 +61,7 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("streams", "bench.streams", ("--jobs", str(jobs))),
         Stage("traffic", "bench.control_traffic", ("--jobs", str(jobs))),
         Stage("decade", "bench.decade"),
+        Stage("fleetplan", "bench.fleetplan"),
         Stage("million", "bench.million"),
         Stage("simulator", "bench.validate_simulator", runs=WORKER),
         Stage("engine", "bench.engine", runs=WORKER),

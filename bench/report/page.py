@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.report import generation, labels, scale, serving, streams
+from bench.report import fleetplan, generation, labels, scale, serving, streams
 from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, holds, percent, policy_row, spread, table
@@ -52,6 +52,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         serving.foreign(results),
         serving.soak(results, links),
         scale.section(results),
+        fleetplan.section(results, links),
         _papers(results),
         _power(results),
         _slowness(results),

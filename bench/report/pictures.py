@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from bench.fleetplan.pictures import draw as draw_fleet
+from bench.fleetplan.scenes import BUDGET
 from bench.report.results import Results, percent, policy_row
 from bench.report.serving_pictures import serving_pictures
 from offramp_lab.replay.plots import COLOURS, DPI
@@ -34,6 +36,9 @@ def draw_pictures(results: Results, folder: Path) -> dict[str, Path]:
     control = results.get("control")
     if control is not None:
         out["control"] = _save(folder / "control.png", partial(_control, result=control), columns=2)
+    for name, scene in (results.get("fleetplan") or {"scenes": {}})["scenes"].items():
+        path = folder / f"fleetplan-{name}.png"
+        out[f"fleetplan-{name}"] = draw_fleet(scene["rows"], scene["hours"], path, budget=BUDGET)
     for name, draw, columns in serving_pictures(results):
         out[name] = _save(folder / f"{name}.png", draw, columns=columns)
     return out

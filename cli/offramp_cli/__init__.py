@@ -7,6 +7,7 @@ kubectl_complete.py  what kubectl runs to complete `kubectl offramp` in a shell
 main.py              entry point of `offramp` and `kubectl offramp`
 manifest.py          read an `EarlyExitService` from a YAML file
 npz.py               arrays from npz files; nothing in them is unpickled
+plan.py              `offramp plan FILE`: which plans should serve where, from figures in a file
 prepare.py           `offramp prepare`: turn a model and unlabeled inputs into an exit bundle
 replay.py            `offramp replay`: what tuning policies would have done with recorded scores
 serve.py             `offramp serve DIR`: one worker in the foreground

@@ -8,6 +8,7 @@ import typer
 
 from offramp_cli.daytwo import pins, read, write
 from offramp_cli.daytwo.lint import lint
+from offramp_cli.plan import plan
 from offramp_cli.prepare import prepare
 from offramp_cli.replay import add_replay
 from offramp_cli.serve import serve
@@ -26,6 +27,7 @@ app.command()(serve)
 app.command()(up)
 add_replay(app)
 app.command()(verify)
+app.command()(plan)
 app.command()(lint)
 for command in (
     read.get,

@@ -22,6 +22,7 @@ from offramp_core.fleet import (
     Service,
     Window,
     Workers,
+    exact,
     headroom_rate,
     plan_fleet,
     predicted_rate,
@@ -207,6 +208,40 @@ def test_one_service_that_asks_for_more_than_all_pools_takes_nothing_from_small_
     assert plan.services[0].unmet_rate == pytest.approx(asked - plan.services[0].answered_rate)
 
 
+def test_one_service_that_nobody_can_serve_leaves_the_others_what_they_have_to_spare() -> None:
+    fleet, pools = random_fleet(3, services=20, room=(400, 200, 100))
+    calm = plan_fleet(fleet, pools)
+    greedy = replace(fleet[0], rate=1e6, predicted_rate=1e6)
+    plan = plan_fleet([greedy, *fleet[1:]], pools)
+    for before, after, one in zip(calm.services[1:], plan.services[1:], fleet[1:], strict=True):
+        assert after.answered_rate >= 1.1 * one.demand * (1 - 1e-5)
+        assert after.reason == before.reason
+
+
+def test_where_all_ask_too_much_nobody_has_to_spare_before_everybody_has_what_is_asked() -> None:
+    both = [service(name=name, rate=rate) for name, rate in (("small", 80.0), ("large", 900.0))]
+    head = headroom_rate(both[0], both[0].columns[0])
+    fewest = [math.ceil((one.rate + head) / 100) for one in both]
+    plan = plan_fleet(both, [pool(most=sum(fewest))])
+    assert [one.workers[0].count for one in plan.services] == fewest
+    assert plan.unmet_rate == 0
+    short = plan_fleet(both, [pool(most=sum(fewest) - 1)])
+    assert short.unmet_rate > 0
+
+
+def test_a_program_that_is_stopped_still_gives_workers_that_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "PAIRS", 0)
+    monkeypatch.setattr(exact, "_program", lambda *_args, **_kwargs: None)
+    columns = [column("a", "a", 60.0), column("b", "b", 90.0), column("c", "c", 30.0), column("d", "a", 55.0)]
+    pools = [pool("a", 1.0, 2), pool("b", 2.0, 2), pool("c", 0.7, 3)]
+    one = service(*columns, rate=250.0)
+    plan = plan_fleet([one], pools, caution=EXACTLY)
+    assert plan.unmet_rate == 0
+    assert all(plan.workers_by_pool[p.name] <= p.max_workers for p in pools)
+    more = plan_fleet([replace(one, rate=1000.0)], pools, caution=EXACTLY)
+    assert more.workers_by_pool == {"a": 2, "b": 2, "c": 3}
+
+
 def test_one_service_that_asks_too_much_takes_nothing_from_those_on_other_pools() -> None:
     greedy, modest = service(rate=1e6, name="greedy"), service(column(where="gpu"), name="modest")
     plan = plan_fleet([greedy, modest], [pool(most=5), pool("gpu", 4.0)])
@@ -230,7 +265,7 @@ def test_what_may_not_serve_is_a_row_with_its_reason(bad: Column, reason: str) -
     good, refused = plan.services[0].considered
     assert good.workers > 0
     assert refused.workers == 0
-    assert refused.workers_alone is None
+    assert (refused.workers_alone is None) == (bad.key.plan != "weak")
     assert reason in refused.reason
 
 
@@ -295,6 +330,16 @@ def test_a_change_must_earn_its_start_up_within_the_horizon() -> None:
         plan = plan_fleet([service(col)], [pool()], current=now)
         assert plan.services[0].changed is moves
     assert "a change would cost" in plan.services[0].reason
+
+
+def test_another_plan_on_the_same_workers_starts_nothing_and_has_to_earn_nothing() -> None:
+    slow, fast = column("slow", startup_seconds=900.0), column("fast", rate=140.0, startup_seconds=900.0)
+    now = {"images": [Workers(key=slow.key, count=3)]}
+    tight = service(slow, fast, rate=220.0)
+    plan = plan_fleet([tight], [pool()], current={"images": [Workers(key=slow.key, count=4)]}).services[0]
+    assert plan.workers[0].key.plan == "slow", "fewer workers would have to be started again"
+    burst = plan_fleet([replace(tight, rate=300.0)], [pool()], current=now).services[0]
+    assert [(w.key.plan, w.count) for w in burst.workers] == [("fast", 3)]
 
 
 @pytest.mark.parametrize("lost", ["a pool that is gone", "a plan that lost its certificate", "a column nobody knows"])
@@ -383,6 +428,55 @@ def test_what_came_at_this_time_of_earlier_days_is_expected_again_but_one_specia
     assert predicted_rate(calm + usual, now=0, lead_seconds=30) == 10
     special = [replace(usual[0], rate=900.0), replace(usual[1], rate=10.0), replace(usual[2], rate=12.0)]
     assert predicted_rate(calm + special, now=0, lead_seconds=180) == 12
+
+
+def by_the_clock(hours: int, *, rises: int, high: float = 400.0) -> list[Window]:
+    """Windows of 15 s at 100 a second, and two minutes from the second minute on of the newest ``rises`` full hours."""
+    ends = [-3600.0 * hours + 15.0 * i for i in range(1, 240 * hours + 1)]
+    return [Window(ended_at=e, seconds=15.0, rate=high if _rises(e, rises) else 100.0) for e in ends]
+
+
+def _rises(end: float, rises: int) -> bool:
+    return -3600.0 * rises < end <= 0 and 120 < end % 3600 <= 240
+
+
+def test_a_rise_that_often_comes_at_this_minute_is_expected_just_before_it_and_not_afterwards() -> None:
+    often, seldom = by_the_clock(8, rises=3), by_the_clock(8, rises=2)
+    just_before, long_before, afterwards = 90.0, 3000.0, 600.0
+
+    def at(past: list[Window], seconds: float) -> float:
+        shifted = [replace(w, ended_at=w.ended_at - seconds) for w in past]
+        quiet = [Window(ended_at=15.0 * i - seconds, seconds=15.0, rate=100.0) for i in range(1, int(seconds / 15) + 1)]
+        return predicted_rate(shifted + quiet, now=0, lead_seconds=45)
+
+    assert at(often, just_before) == pytest.approx(400)
+    assert at(seldom, just_before) == pytest.approx(100)
+    assert at(often, long_before) == at(often, afterwards) == pytest.approx(100)
+
+
+def test_demand_that_rose_three_times_within_the_hour_is_expected_to_rise_again() -> None:
+    calm = [100.0] * 12
+    restless = windows([*calm, 300.0, 310.0, *calm, 320.0, 320.0, *calm, 330.0, *calm])
+    assert predicted_rate(restless, now=0, lead_seconds=30) == 300
+    calmer = windows([*calm, *calm, 320.0, 320.0, *calm, 330.0, *calm])
+    assert predicted_rate(calmer, now=0, lead_seconds=30) == 100
+
+
+def test_a_jump_is_followed_no_further_than_demand_ever_came() -> None:
+    known = windows([900.0] + [100.0] * 70 + [400.0])
+    assert predicted_rate(known, now=0, lead_seconds=60) == 700
+    assert predicted_rate(known, now=0, lead_seconds=600) == 900
+    assert predicted_rate(windows([100.0] * 70 + [400.0]), now=0, lead_seconds=60) == 400
+
+
+def test_a_silent_service_is_kept_warm_for_an_hour() -> None:
+    assert 0 < predicted_rate(windows([100.0] * 40 + [0.0] * 15), now=0, lead_seconds=60) < 1
+    assert predicted_rate(windows([100.0] * 40 + [0.0] * 61), now=0, lead_seconds=60) == 0
+
+
+def test_of_workers_that_cost_as_much_those_that_answer_most_serve() -> None:
+    one = service(column("small", batch=1), column("large", rate=130.0, batch=2), rate=60.0)
+    assert plan_fleet([one], [pool()]).services[0].workers[0].key.plan == "large"
 
 
 def test_the_future_and_the_order_of_windows_change_nothing() -> None:

@@ -7,4 +7,5 @@ tree.py      `get`
 health.py    `status`
 why.py       `why`
 tables.py    `history` and `top`
+fleet.py     `plan`
 """

@@ -6,27 +6,51 @@ forecast.py  the demand by the time a new worker would answer
 exact.py     one service at given pool prices, exactly
 shared.py    many services that share pools: prices, a bound, and a plan that fits
 planner.py   when workers stay, and the table of what was considered
+transition.py  what may be started, switched and stopped now on the way there
+document.py  pools and services as people write them down
 
-The operator does not use it yet: who scales a service is its own ``spec.autoscaling``. Decision 99 says what was tried.
+``offramp plan`` shows what it says, and the operator does not use it yet: who scales a service is its own
+``spec.autoscaling``. Decision 99 says what was tried.
 """
 
-from offramp_core.fleet.forecast import Window, predicted_rate
+from offramp_core.fleet.document import FleetDocument, parse_fleet
+from offramp_core.fleet.forecast import (
+    DAY_SECONDS,
+    DAYS,
+    HOUR_SECONDS,
+    HOURS,
+    RECENT,
+    Window,
+    predicted_rate,
+)
 from offramp_core.fleet.parts import Caution, Column, Key, Pool, Service, Workers
 from offramp_core.fleet.planner import Considered, FleetPlan, ServicePlan, plan_fleet
 from offramp_core.fleet.queueing import headroom_rate
+from offramp_core.fleet.transition import Present, Step, Switch, next_steps
 
 __all__ = [
+    "DAYS",
+    "DAY_SECONDS",
+    "HOURS",
+    "HOUR_SECONDS",
+    "RECENT",
     "Caution",
     "Column",
     "Considered",
+    "FleetDocument",
     "FleetPlan",
     "Key",
     "Pool",
+    "Present",
     "Service",
     "ServicePlan",
+    "Step",
+    "Switch",
     "Window",
     "Workers",
     "headroom_rate",
+    "next_steps",
+    "parse_fleet",
     "plan_fleet",
     "predicted_rate",
 ]

@@ -25,6 +25,8 @@ PAIRS = 2_000_000  # counts of two columns that are tried; more of them are left
 BEYOND = 2.0**40  # workers, more than any pool has
 SHORT_COST = 10.0  # of a whole demand that is not answered, in times of what all workers of all pools cost
 PARTS = (1.0, 2.0, 4.0, 8.0)  # how much equal parts of a demand count while they are unanswered; the last one first
+SPARE_PART = 0.25  # and what is to spare: more than any workers cost, less than what anybody asks for
+NODES = 2000  # of one service's program; what it has by then is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Demand:
 
     #: Requests per second, > 0.
     rate: float
+    #: How many of them are not asked for but to spare.
+    spare: float = 0.0
     #: worker_rate and headroom: (J,) float64; requests per second.
     worker_rate: Floats
     headroom: Floats
@@ -70,13 +74,16 @@ def cheapest(demand: Demand, *, prices: Floats, room: Ints) -> Choice | None:
     room : (P,) int64
         Workers that may be used of each pool.
     """
+    if reach(demand, room) < demand.rate * (1 - EXACT):
+        return None
     price, needed = prices[demand.pool], alone(demand)
     most = np.minimum(needed, room[demand.pool])
     single = np.where(needed <= most, needed * price, np.inf)
     best = np.zeros(len(price), dtype=np.int64)
     bound = float(single.min())
-    if math.isfinite(bound):
-        best[int(np.argmin(single))] = needed[int(np.argmin(single))]
+    if math.isfinite(bound):  # of those that cost as much, what answers most
+        able = np.where(single <= bound * (1 + 1e-9), demand.worker_rate * needed - demand.headroom, -np.inf)
+        best[int(np.argmax(able))] = needed[int(np.argmax(able))]
     if len(price) > 1 and len(price) ** 2 * most.max() <= PAIRS:
         best, bound = _best_pair(demand, price, most, room, best=best, bound=bound)
         fewest = 3
@@ -87,7 +94,7 @@ def cheapest(demand: Demand, *, prices: Floats, room: Ints) -> Choice | None:
         found = _program(demand, np.flatnonzero(mixed), price=price, room=room)
         if found is not None and found @ price < bound * (1 - 1e-9):
             return choice(demand, found, len(room))
-    return choice(demand, best, len(room)) if math.isfinite(bound) else None
+    return choice(demand, best if math.isfinite(bound) else _filled(demand, price, room), len(room))
 
 
 def least_short(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> Choice:
@@ -119,7 +126,7 @@ def most_answered(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -
         return nothing(demand, len(room))
     missed = SHORT_COST * float(cost @ room)
     found = _program(demand, usable, price=prices[demand.pool], room=room, missed=missed)
-    return nothing(demand, len(room)) if found is None else choice(demand, found, len(room))
+    return choice(demand, _filled(demand, prices[demand.pool], room) if found is None else found, len(room))
 
 
 def nothing(demand: Demand, pools: int) -> Choice:
@@ -128,7 +135,8 @@ def nothing(demand: Demand, pools: int) -> Choice:
 
 
 def reach(demand: Demand, room: Ints) -> float:
-    """Requests per second that all workers of all pools would answer, the best column of each pool."""
+    """Requests per second that all workers of all pools would answer: the best column of each pool, as a second one of
+    the pool would be slower and pay a head-room of its own."""
     able = np.maximum(demand.worker_rate * room[demand.pool] - demand.headroom, 0.0)
     best = np.zeros(len(room))
     np.maximum.at(best, demand.pool, able)
@@ -139,11 +147,35 @@ def missed_cost(demand: Demand, unmet: Any, *, cost: Floats, room: Ints) -> Any:
     """What unanswered requests per second (any shape) count.
 
     It is the share of a service's own demand that counts, and its first parts most: a service that asks for very much
-    takes nothing from one that asks for little.
+    takes nothing from one that asks for little, what it has to spare included.
     """
-    part = demand.rate / len(PARTS)
-    shares = sum(w * np.clip(unmet - i * part, 0.0, part) for i, w in enumerate(PARTS)) / demand.rate
-    return SHORT_COST * float(cost @ room) * shares
+    weights, sizes = _parts(demand)
+    before = np.cumsum(sizes) - sizes
+    shares = sum(w * np.clip(unmet - b, 0.0, size) for w, b, size in zip(weights, before, sizes, strict=True))
+    return SHORT_COST * float(cost @ room) * shares / demand.rate
+
+
+def _parts(demand: Demand) -> tuple[Floats, Floats]:
+    """How much the parts of a demand count, and their requests per second; those that stay unanswered first come
+    first."""
+    asked = (demand.rate - demand.spare) / len(PARTS)
+    return np.array([SPARE_PART, *PARTS]), np.array([demand.spare, *[asked] * len(PARTS)])
+
+
+def _filled(demand: Demand, price: Floats, room: Ints) -> Ints:
+    """Workers that answer as much as can be, or all: the best column of each pool, the cheapest pools first; for
+    programs that are stopped before they found any."""
+    counts = np.zeros(len(price), dtype=np.int64)
+    able = np.maximum(demand.worker_rate * room[demand.pool] - demand.headroom, 0.0)
+    each = price * room[demand.pool] / np.maximum(able, 1e-9)
+    best = [int(np.argmax(np.where(demand.pool == p, able, -1.0))) for p in np.unique(demand.pool)]
+    missing = demand.rate
+    for j in sorted(best, key=lambda j: float(each[j])):
+        if able[j] > 0 and missing > EXACT * demand.rate:
+            needed = math.ceil((missing + demand.headroom[j]) / demand.worker_rate[j] * (1 - EXACT))
+            counts[j] = min(needed, int(room[demand.pool[j]]))
+            missing -= max(demand.worker_rate[j] * counts[j] - demand.headroom[j], 0.0)
+    return counts
 
 
 def choice(demand: Demand, counts: Ints, pools: int) -> Choice:
@@ -200,7 +232,8 @@ def _program(demand: Demand, columns: Ints, *, price: Floats, room: Ints, missed
 
     rate, headroom = demand.worker_rate[columns], demand.headroom[columns]
     most = np.minimum(alone(demand)[columns], room[demand.pool[columns]])
-    n, parts = len(columns), len(PARTS) if missed else 0
+    weights, sizes = _parts(demand)
+    n, parts = len(columns), len(sizes) if missed else 0
     none = np.zeros((n, parts))
     pools = np.array([demand.pool[columns] == p for p in range(len(room))], dtype=float)
     rows = np.vstack(
@@ -215,10 +248,11 @@ def _program(demand: Demand, columns: Ints, *, price: Floats, room: Ints, missed
     limit = np.r_[np.full(1 + 2 * n, np.inf), room.astype(float)]
     unit = price.max()
     result = milp(
-        np.r_[price[columns] / unit, np.zeros(n), np.array(PARTS[:parts]) * missed / unit],
+        np.r_[price[columns] / unit, np.zeros(n), weights[:parts] * missed / unit],
         constraints=LinearConstraint(rows, least, limit),
         integrality=np.r_[np.ones(2 * n), np.zeros(parts)],
-        bounds=Bounds(0.0, np.r_[most.astype(float), np.ones(n), np.full(parts, 1 / len(PARTS))]),
+        bounds=Bounds(0.0, np.r_[most.astype(float), np.ones(n), sizes[:parts] / demand.rate]),
+        options={"node_limit": NODES},
     )
     if result.x is None:
         return None

@@ -21,8 +21,8 @@ HOUR = 3600.0
 class Considered:
     """One column as the planner saw it.
 
-    ``workers_alone`` and ``cost_alone`` (per hour) are what it would take without any other, None where it may not
-    serve; ``headroom_rate`` what its workers must be able to answer beyond the demand.
+    ``workers_alone`` and ``cost_alone`` (per hour) are what it would take without any other and with as much to spare,
+    None where it may not serve; ``headroom_rate`` what its workers must be able to answer beyond the demand.
     """
 
     key: Key
@@ -101,7 +101,7 @@ def plan_fleet(
     asked = [one for one in planners if one.service.demand > 0 and one.usable]
     fresh = share([one.demand(caution.spare) for one in asked], cost=cost, room=room)
     if fresh is None:
-        choices = share_shortage([one.demand(0.0) for one in asked], cost=cost, room=room)
+        choices = share_shortage([one.demand(caution.spare) for one in asked], cost=cost, room=room)
     else:
         choices = fresh.choices
     chosen = {one.service.name: found for one, found in zip(asked, choices, strict=True)}
@@ -171,19 +171,21 @@ class _One:
         self._by_name = {pool.name: pool for pool in pools}
         self._refused = {column.key: self._refusal(column) for column in service.columns}
         allowed = [column for column in service.columns if self._refused[column.key] is None]
-        self._refused |= self._dominated(allowed)
-        self.usable = [column for column in allowed if self._refused[column.key] is None]
+        self._beaten = self._dominated(allowed)
+        self.usable = [column for column in allowed if column.key not in self._beaten]
         self._known = {column.key: column for column in allowed}
         self.used = tuple(_used(current, pools))
 
     def demand(self, more: float) -> Demand:
         """Of the usable columns, with a fraction more than is asked for."""
-        return self._demand(self.usable, self.service.demand * (1 + more))
+        asked = self.service.demand
+        return self._demand(self.usable, asked * (1 + more), spare=asked * more)
 
-    def _demand(self, columns: Sequence[Column], rate: float) -> Demand:
+    def _demand(self, columns: Sequence[Column], rate: float, *, spare: float = 0.0) -> Demand:
         order = [pool.name for pool in self._pools]
         return Demand(
             rate=rate,
+            spare=spare,
             worker_rate=np.array([column.worker_rate for column in columns]),
             headroom=np.array([headroom_rate(self.service, column) for column in columns]),
             pool=np.array([order.index(column.key.pool) for column in columns], dtype=np.int64),
@@ -229,12 +231,12 @@ class _One:
         if not self._current or any(w.key not in self._known for w in self._current):
             return None
         demand, now = self.service.demand, self._answered(self._current)
-        if now < demand * (1 - EXACT):
-            same = 0 < demand - now <= offer.unmet * (1 + EXACT)
-            return "the pools have none that answer more" if same else None
         workers = self._workers(offer)
+        offered = self._answered(workers)
+        if now < demand * (1 - EXACT):
+            return "the pools have none that answer more" if offered <= now * (1 + EXACT) else None
         saved = self._cost(self._current) - self._cost(workers)
-        if set(workers) == set(self._current) or saved <= 0 or offer.unmet > 0:
+        if set(workers) == set(self._current) or saved <= 0 or offered < demand * (1 - 2 * EXACT):
             return "they answer the demand, and none that answer more of it are cheaper"
         return self._not_worth_it(workers, saved)
 
@@ -258,15 +260,14 @@ class _One:
         return float("inf") if found is None else float(cost @ np.array(found.used))
 
     def _change_cost(self, workers: Sequence[Workers]) -> float:
-        """Of starting what is new, and of starting again what is stopped."""
-        before = {w.key: w.count for w in self._current}
-        after = {w.key: w.count for w in workers}
-        return sum(
-            abs(after.get(key, 0) - before.get(key, 0))
-            * self._by_name[key.pool].cost_per_hour
-            * (self._known[key].startup_seconds / HOUR)
-            for key in before | after
-        )
+        """Of starting what is new, and of starting again what is stopped. Another plan on the same hardware is a switch
+        and starts nothing."""
+        total = 0.0
+        for pool, before, after in zip(self._pools, self.used, _used(workers, self._pools), strict=True):
+            involved = [w.key for w in (*self._current, *workers) if w.key.pool == pool.name]
+            seconds = max((self._known[key].startup_seconds for key in involved), default=0.0)
+            total += abs(after - before) * pool.cost_per_hour * seconds / HOUR
+        return total
 
     def _answered(self, workers: Sequence[Workers]) -> float:
         columns = [self._known[w.key] for w in workers]
@@ -285,6 +286,7 @@ class _One:
         demand, rate = self.service.demand, self._answered(workers)
         unmet = demand - rate if rate < demand * (1 - 2 * EXACT) else 0.0
         able = sum(self._known[w.key].worker_rate * w.count for w in workers)
+        spared = rate >= demand * (1 + self._caution.spare) * (1 - 2 * EXACT)
         return ServicePlan(
             service=self.service.name,
             workers=workers,
@@ -294,12 +296,12 @@ class _One:
             unmet_rate=unmet,
             headroom_rate=able - rate,
             changed=set(workers) != set(self._current),
-            reason=self._reason(workers, kept, unmet, scarce),
+            reason=self._reason(kept, unmet, scarce=scarce and not spared),
             considered=tuple(self._considered(column, workers) for column in self.service.columns),
         )
 
-    def _reason(self, workers: Sequence[Workers], kept: str | None, unmet: float, scarce: bool) -> str:
-        if self.service.demand <= 0 and not workers:
+    def _reason(self, kept: str | None, unmet: float, *, scarce: bool) -> str:
+        if self.service.demand <= 0 and not kept:
             return "nothing is asked"
         if not self.usable:
             return "no column may serve; the rows say why"
@@ -331,8 +333,15 @@ class _One:
         needed = int(alone(self._demand([column], self.service.demand * (1 + self._caution.spare)))[0])
         needed = needed if self.service.demand > 0 else 0
         row = replace(row, workers_alone=needed, cost_alone=needed * pool.cost_per_hour)
-        if count:
-            return replace(row, reason="chosen")
-        if needed > pool.max_workers:
-            return replace(row, reason=f"{pool.name} has {pool.max_workers} workers for all services")
-        return replace(row, reason="another choice is cheaper, or its pool is worth more to other services")
+        return replace(row, reason=self._why(row, pool, chosen=self._cost(workers)))
+
+    def _why(self, row: Considered, pool: Pool, *, chosen: float) -> str:
+        if row.key in self._beaten:
+            return f"stays: {self._beaten[row.key]}" if row.workers else self._beaten[row.key]
+        if row.workers:
+            return "chosen"
+        if row.workers_alone is not None and row.workers_alone > pool.max_workers:
+            return f"{pool.name} has {pool.max_workers} workers for all services"
+        if row.cost_alone is not None and row.cost_alone >= chosen * (1 - 1e-9):
+            return f"alone it would cost {row.cost_alone:.4g} an hour, what is chosen {chosen:.4g}"
+        return f"{pool.name} is worth more to other services"

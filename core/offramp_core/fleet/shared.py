@@ -55,12 +55,13 @@ def share(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> Shared | No
 
 
 def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tuple[Choice, ...]:
-    """What leaves little unanswered where the pools do not suffice, the first parts of every demand first.
+    """What leaves little unanswered where the pools do not suffice, the first parts of every demand first, and what is
+    to spare last.
 
     A service is asked for no more than all pools could answer: shares of more than that would all be alike.
     """
     asked = demands
-    demands = [replace(d, rate=min(d.rate, max(reach(d, room), EXACT * d.rate))) for d in asked]
+    demands = [_within(d, max(reach(d, room), EXACT * d.rate)) for d in asked]
     market = _Market(
         demands, cost, room, lambda demand, prices: least_short(demand, prices=prices, room=room, cost=cost)
     )
@@ -68,7 +69,9 @@ def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tu
     settled = market.settle()
     chosen = list(settled.choices) if settled is not None else [nothing(demand, len(cost)) for demand in demands]
     left = room - workers_used(chosen, len(cost))
-    for i, demand in enumerate(demands):  # what is left of the pools goes to whoever lacks
+    lacking_most = sorted(range(len(demands)), key=lambda i: chosen[i].unmet <= demands[i].spare)
+    for i in lacking_most:  # what is left of the pools goes to whoever lacks, what is asked for before what is to spare
+        demand = demands[i]
         if chosen[i].unmet > 0 and (left > 0)[demand.pool].any():
             own = np.array(chosen[i].used)
             better = most_answered(demand, prices=cost, room=left + own, cost=cost)
@@ -76,6 +79,12 @@ def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tu
                 left, chosen[i] = left + own - np.array(better.used), better
     beyond = [before.rate - after.rate for before, after in zip(asked, demands, strict=True)]
     return tuple(replace(c, unmet=c.unmet + more) for c, more in zip(chosen, beyond, strict=True))
+
+
+def _within(demand: Demand, most: float) -> Demand:
+    """The same asking for no more than so many requests per second."""
+    part = min(1.0, most / demand.rate)
+    return replace(demand, rate=demand.rate * part, spare=demand.spare * part)
 
 
 def workers_used(choices: Sequence[Choice], pools: int) -> Ints:

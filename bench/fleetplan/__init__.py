@@ -1,0 +1,10 @@
+"""Which plans, which hardware and how many workers, over time: ``python -m bench.fleetplan``.
+
+The planner of core in the loop of a simulator, on real traces, beside named policies.
+
+scenes.py   menus, pools and traces
+runs.py     all policies on a scene
+replays.py  whether budgets are kept, in many replays with certificates of their own
+judged.py   what was asked, and whether it was met
+pictures.py cost, misses and disagreement over time
+"""

@@ -1,0 +1,109 @@
+"""The fleet planner beside named policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bench.fleetplan.judged import COST_GOAL, KEPT_GOAL, ahead, verdicts
+from bench.fleetplan.runs import LARGEST, MOST_MISSED, OURS
+from bench.fleetplan.scenes import SCENES
+from bench.provenance import words
+from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
+
+HOW = "bench.fleetplan"
+
+
+def goals(results: Results) -> Iterator[Goal]:
+    """What was asked of the planner, for every scene that was played."""
+    found = results.get("fleetplan") or {}
+    asked = (
+        f"fleet planner on real traces: cost <= {COST_GOAL:.2f} of the largest variant alone, never above the best "
+        f"single certified one; misses <= {percent(MOST_MISSED, 0)}"
+    )
+    for name in SCENES:
+        scene = found.get("scenes", {}).get(name)
+        if scene is None:
+            yield Goal(f"{asked}: {name}", MISSING, HOW, None)
+            continue
+        by_name = {row["policy"]: row for row in scene["rows"]}
+        ours = by_name[OURS]
+        measured = (
+            f"{ours['cost'] / by_name[LARGEST]['cost']:.2f} of the largest variant's cost, "
+            f"{percent(ours['missed'], 2)} missed"
+        )
+        broken = [what for what, met in verdicts(scene["rows"]).items() if not met]
+        measured += f"; not: {', '.join(broken)}" if broken else ""
+        yield Goal(f"{asked}: {name}", measured, HOW, not broken, words(scene["measured"]))
+    asked = f"fleet planner: budget kept in >= {percent(KEPT_GOAL, 0)} of 200 replays with certificates of their own"
+    replays = found.get("replays")
+    if replays is None:
+        yield Goal(asked, MISSING, HOW, None)
+        return
+    ours = next(row for row in replays["rows"] if row["policy"] == OURS)
+    others = ", ".join(f"{r['policy']} {r['kept']}" for r in replays["rows"] if r["policy"] != OURS)
+    measured = f"kept in {ours['kept']} of {ours['runs']}; without certificates: {others}"
+    yield Goal(asked, measured, HOW, ours["kept"] >= KEPT_GOAL * ours["runs"], words(replays["measured"]))
+
+
+def section(results: Results, links: dict[str, str]) -> list[str]:
+    """All scenes, and the replays."""
+    found = results.get("fleetplan") or {}
+    lines = [
+        "## A fleet of certified plans (simulated)",
+        "",
+        "`python -m bench.fleetplan`: the planner of core decides every 15 s from what it could have measured by then; "
+        "workers start, switch, stop, answer in batches and cost by the second. Times of plans on one core are "
+        "measured ones (this page); the other pools are declared in `bench/fleetplan/scenes.py`, as are start-up "
+        "times of 20 s (45 s on a GPU). *Missed* is late or given up. *Ahead* says in which of cost and misses the "
+        "planner is not behind. HPA has Kubernetes' defaults and the cheapest certified plan; Proteus has as many "
+        "workers as the busiest minute takes, known in advance. INFaaS and Proteus are written from their papers.",
+        "",
+    ]
+    for name, (says, _) in SCENES.items():
+        scene = found.get("scenes", {}).get(name)
+        lines += [f"### {says}", "", *table(HEAD, _rows(scene["rows"]) if scene else [])]
+        lines += measured_line(words(scene["measured"])) if scene else []
+        if f"fleetplan-{name}" in links:
+            lines += [f"![cost, misses and disagreement over time, {name}]({links[f'fleetplan-{name}']})", ""]
+    return [*lines, *_replays(found.get("replays"))]
+
+
+HEAD = ["policy", "cost, of the largest variant's", "missed", "disagreement", "budgets", "workers", "ahead in"]
+
+
+def _rows(rows: list[dict[str, Any]]) -> list[list[str]]:
+    by_name = {row["policy"]: row for row in rows}
+    return [
+        [
+            row["policy"] + (f" ({row['said']})" if row["said"] != row["policy"] else ""),
+            f"{row['cost'] / by_name[LARGEST]['cost']:.2f}",
+            percent(row["missed"], 2),
+            percent(row["disagreement"], 2),
+            "kept" if row["kept"] else "**broken**",
+            f"{row['workers']:.1f}",
+            "–" if row["policy"] == OURS else ahead(by_name[OURS], row),
+        ]
+        for row in rows
+    ]
+
+
+def _replays(found: dict[str, Any] | None) -> list[str]:
+    lines = [
+        "*Budgets.* Ten minutes each, every plan certified on 4,000 fresh labels in each replay (5 % for all plans "
+        "together). One plan is truly at 1.1 % where 1 % is allowed. Policies without certificates go by its share "
+        "among the same labels.",
+        "",
+    ]
+    body = [
+        [
+            row["policy"],
+            f"{row['kept']} of {row['runs']}",
+            f"{row['cost']:.3f}",
+            percent(row["missed"], 2),
+            f"{percent(row['disagreement'], 2)} / {percent(row['worst'], 2)}",
+        ]
+        for row in (found or {"rows": []})["rows"]
+    ]
+    lines += table(["policy", "budget kept", "cost", "missed", "disagreement, mean / worst"], body)
+    return [*lines, *(measured_line(words(found["measured"])) if found else [])]

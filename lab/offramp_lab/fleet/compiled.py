@@ -1,0 +1,73 @@
+"""The queue of a column's workers, one stretch of time after the other; compiled by numba where that is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+F = TypeVar("F", bound=Callable[..., Any])
+ANSWERED, MISSED, BUSY, SOJOURN, FIGURES = range(5)  # of the sums; the last is how many there are
+
+
+def _compiled(function: F) -> F:
+    if find_spec("numba") is None:
+        return function
+    from numba import njit
+
+    try:
+        made = njit(cache=True)(function)
+    except RuntimeError:  # no folder to keep the machine code in
+        made = njit(function)
+    return cast(F, made)
+
+
+@_compiled
+def serve_until(  # noqa: PLR0917
+    arrivals: Floats,
+    free: Floats,
+    end: float,
+    first_seconds: float,
+    more_seconds: float,
+    batch_size: int,
+    latency: float,
+    sums: Floats,
+) -> int:
+    """Let workers answer what arrives before ``end``; how many of ``arrivals`` were answered or given up.
+
+    A worker that is free takes what waits, up to ``batch_size``, the oldest first; what such a batch would answer too
+    late is given up, as a door that turns away what cannot be in time would have done. ``free`` (in place) is when each
+    worker is, ``sums`` (in place) what came of it.
+    """
+    i, n = 0, len(arrivals)
+    while i < n and len(free) > 0:
+        w = 0
+        for j in range(1, len(free)):
+            if free[j] < free[w]:
+                w = j
+        begin = max(free[w], arrivals[i])
+        if begin >= end:
+            break
+        taken = 1
+        while i + taken < n and taken < batch_size and arrivals[i + taken] <= begin:
+            taken += 1
+        seconds = first_seconds + more_seconds * (taken - 1)
+        if begin + seconds > arrivals[i] + latency:
+            sums[MISSED] += 1
+            sums[SOJOURN] += latency
+            i += 1
+            continue
+        done = begin + seconds
+        for j in range(i, i + taken):
+            if done > arrivals[j] + latency:
+                sums[MISSED] += 1
+            sums[ANSWERED] += 1
+            sums[SOJOURN] += done - arrivals[j]
+        sums[BUSY] += seconds
+        free[w] = done
+        i += taken
+    return i
