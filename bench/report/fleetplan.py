@@ -90,7 +90,7 @@ def _rows(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 def _replays(found: dict[str, Any] | None) -> list[str]:
     lines = [
-        "*Budgets.* Ten minutes each, every plan certified on 4,000 fresh labels in each replay (5 % for all plans "
+        "*Budgets.* Two minutes each, every plan certified on 4,000 fresh labels in each replay (5 % for all plans "
         "together). One plan is truly at 1.1 % where 1 % is allowed. Policies without certificates go by its share "
         "among the same labels.",
         "",
