@@ -92,7 +92,7 @@ def devices(scene: Scene) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for task in scene.tasks:
         minutes = task.counts[: len(task.counts) // 60 * 60].reshape(-1, 60).mean(axis=1)
-        missing, mine = 1.05 * float(minutes.max()), found.setdefault(task.name, {})
+        missing, mine = max(1.05 * float(minutes.max()), 1.0), found.setdefault(task.name, {})
         while missing > 0 and any(left.values()):
             column = cheapest_column(task, scene, among=[pool for pool, n in left.items() if n])
             count = min(max(1, math.ceil(missing / column.worker_rate)), left[column.key.pool])

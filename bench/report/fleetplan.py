@@ -57,7 +57,8 @@ def section(results: Results, links: dict[str, str]) -> list[str]:
         "measured ones (this page); the other pools are declared in `bench/fleetplan/scenes.py`, as are start-up "
         "times of 20 s (45 s on a GPU). *Missed* is late or given up. *Ahead* says in which of cost and misses the "
         "planner is not behind. HPA has Kubernetes' defaults and the cheapest certified plan; Proteus has as many "
-        "workers as the busiest minute takes, known in advance. INFaaS and Proteus are written from their papers.",
+        "workers as the busiest minute takes, known in advance. INFaaS and Proteus are written from their papers. Of "
+        "single variants the row is the cheapest that misses no more than 1 %, else the one that misses least.",
         "",
     ]
     for name, (says, _) in SCENES.items():
