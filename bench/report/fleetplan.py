@@ -100,7 +100,7 @@ def _replays(found: dict[str, Any] | None) -> list[str]:
         [
             row["policy"],
             f"{row['kept']} of {row['runs']}",
-            f"{row['cost']:.3f}",
+            f"{row['cost']:.4f}",
             percent(row["missed"], 2),
             f"{percent(row['disagreement'], 2)} / {percent(row['worst'], 2)}",
         ]
