@@ -51,7 +51,7 @@ def replay_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         shown.add_row(
             row["policy"],
             f"{row['kept']} of {row['runs']}",
-            f"{row['cost']:.3f}",
+            f"{row['cost']:.4f}",
             f"{row['missed']:.2%}",
             f"{row['disagreement']:.2%}",
             f"{row['worst']:.2%}",

@@ -19,7 +19,7 @@ from offramp_lab.fleet import Infaas, Planned, Policy, Proteus, simulate
 
 LABELS, DELTA = 4000, 0.05
 BOLD_TRUTH = 0.011
-SECONDS = 600
+SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,13 +47,11 @@ def policies(scene: Scene) -> Iterator[tuple[str, Policy]]:
     """Names of the table, several policies of one name where the best of them counts."""
     yield OURS, Planned()
     yield LARGEST, Planned(name=LARGEST, chosen=lambda column: column.key.plan == EXACT)
-    columns = {task.name: cheapest_column(task, scene).key for task in scene.tasks}
-    if len(scene.tasks) == 1:  # the fastest plan, wherever it is best: a slower one needs more workers of the same pool
-        plan = next(iter(columns.values())).plan
-        for pool in scene.pools:
-            yield BEST_SINGLE, Planned(name=f"{plan} on {pool.name}", chosen=_is(plan, pool.name))
-    for plan in _plans(scene) if len(scene.tasks) > 1 else ():
+    for plan in _plans(scene):
         yield BEST_PLAN, Planned(name=f"{plan} on all pools", chosen=_is(plan, None))
+        for pool in scene.pools if len(scene.tasks) == 1 else ():
+            yield BEST_SINGLE, Planned(name=f"{plan} on {pool.name}", chosen=_is(plan, pool.name))
+    columns = {task.name: cheapest_column(task, scene).key for task in scene.tasks}
     yield HPA_CPU, HorizontalPodAutoscaler(name=HPA_CPU, columns=columns, metric=cpu())
     yield HPA_IN_FLIGHT, HorizontalPodAutoscaler(name=HPA_IN_FLIGHT, columns=columns, metric=in_flight())
     yield INFAAS, Infaas()
@@ -94,7 +92,7 @@ def devices(scene: Scene) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for task in scene.tasks:
         minutes = task.counts[: len(task.counts) // 60 * 60].reshape(-1, 60).mean(axis=1)
-        missing, mine = 1.05 * float(minutes.max()), found.setdefault(task.name, {})
+        missing, mine = max(1.05 * float(minutes.max()), 1.0), found.setdefault(task.name, {})
         while missing > 0 and any(left.values()):
             column = cheapest_column(task, scene, among=[pool for pool, n in left.items() if n])
             count = min(max(1, math.ceil(missing / column.worker_rate)), left[column.key.pool])

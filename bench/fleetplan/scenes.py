@@ -164,9 +164,9 @@ def recorded_task(model: Model, name: str, times: SecondsArray, *, rate: float, 
     )
 
 
-def twitter(hours: float = 24.0) -> Scene:
+def twitter(hours: float = 3.0) -> Scene:
     """One service on Twitter's trace."""
-    task = twitter_task(MINILM, day=9.0, seconds=int(hours * 3600), times=8)
+    task = twitter_task(MINILM, day=9.4, seconds=int(hours * 3600), times=8)
     return Scene((task,), pools(1.0))
 
 
@@ -202,7 +202,7 @@ def pools(times: float) -> tuple[Pool, ...]:
 
 
 SCENES: Mapping[str, tuple[str, Callable[[], Scene]]] = {
-    "twitter": ("MiniLM, a day of Twitter, 8 requests for each", twitter),
+    "twitter": ("MiniLM, three hours of Twitter, 8 requests for each", twitter),
     "functions": ("ResNet-56, five minutes of Azure Functions in an hour", functions),
     "fleet": ("Ten services share the pools for an hour (Azure Functions, Azure LLM, Twitter)", fleet),
 }

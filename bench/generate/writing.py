@@ -15,8 +15,8 @@ CACHE_BYTES = 2**30
 
 @dataclass(slots=True)
 class Written:
-    """One answer: its tokens, when each was there (``perf_counter``), and seconds of the engine behind its prompt.
-    ``proposed`` tokens of a draft were verified, ``accepted`` kept."""
+    """One answer: its tokens, the processor's seconds of this process when each was there, and seconds of the engine
+    behind its prompt. ``proposed`` tokens of a draft were verified, ``accepted`` kept."""
 
     tokens: list[Token] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Written:
     def add(self, tokens: Sequence[Token]) -> None:
         """What is there now."""
         self.tokens += tokens
-        self.times += [time.perf_counter()] * len(tokens)
+        self.times += [time.process_time()] * len(tokens)
 
 
 def loaded(folder: Path) -> Loaded:

@@ -80,10 +80,12 @@ def _rivals(found: dict[str, Any]) -> list[str]:
         versions = ", ".join(sorted({f"{engine.split()[0]} {version}" for engine, version in run["versions"].items()}))
         lines += [
             f"*Engines side by side on {name}*: {run['rounds']} groups of each number of prompts at once, answers of "
-            f"up to {run['tokens']} tokens, one thread each, in turns in one run ({versions}). Time per token "
-            "once all prompts are read, and in",
+            f"up to {run['tokens']} tokens, one thread each, in turns in one run ({versions}). Seconds are the "
+            "processor's, of each engine's process. Time per token once all prompts are read, and in",
             "brackets tokens per second with the reading of prompts, both of Offramp's fp32 without a draft; medians "
             f"(it takes {paces}). *Equal*: answers that are the same tokens.",
+            "Offramp computes answers one after the other within a step (decision 97); who computes them in one "
+            "product reads the weights once for all, which is what tells engines apart from 2 at once on.",
             "",
             *table([f"engine ({name})", *(f"{n} at once" for n in numbers), "equal"], body),
             *_when({name: run}),

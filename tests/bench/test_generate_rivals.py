@@ -63,7 +63,7 @@ def test_an_engine_in_its_own_process_answers_up_to_what_ends_an_answer(tmp_path
     try:
         assert engine.version == "1.2 of model"
         found = engine([[5, 6, 2, 7], [8, 9, 10, 11]], 3)
-        assert found.tokens == [[5, 6, 2], [8, 9, 10]]
+        assert found.tokens == [[5, 6], [8, 9, 10]]
     finally:
         engine.close()
 
@@ -79,6 +79,8 @@ def test_time_per_token_counts_what_is_written_once_every_prompt_is_read() -> No
     assert writing_seconds(answers) == pytest.approx(1.0)
     assert rate(answers) == pytest.approx(7 / 6)
     assert writing_seconds(Answers([[1], [1]], [[1.0], [2.0]])) is None
+    assert writing_seconds(Answers([[], [1, 1]], [[], [1.0, 3.0]])) == 2.0  # one ended before its first word
+    assert (writing_seconds(Answers([[]], [[]])), rate(Answers([[]], [[]]))) == (None, 0)
 
 
 def test_engines_take_turns_in_being_first_and_all_get_the_same_prompts() -> None:

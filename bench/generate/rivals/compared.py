@@ -1,4 +1,7 @@
-"""Offramp's engine and others answer the same prompts in turns, several at once, in one run and on one thread each."""
+"""Offramp's engine and others answer the same prompts in turns, several at once, in one run and on one thread each.
+
+Seconds are the processor's, of each engine's process: on one thread they are what an idle machine would take.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def figures(found: Mapping[int, Sequence[Mapping[str, Answers]]], name: str) -> 
         out[str(n)] = {
             "seconds": _median([own for own, _ in known]),
             "ratio": _median([own / base for own, base in known]),
-            "throughput": _median([own / base for own, base in rates]),
+            "throughput": _median([own / base for own, base in rates if base]),
             "equal": sum(own == base for own, base in answers),
             "answers": len(answers),
         }
@@ -103,14 +106,15 @@ def figures(found: Mapping[int, Sequence[Mapping[str, Answers]]], name: str) -> 
 def writing_seconds(answers: Answers) -> float | None:
     """Seconds per token once every prompt of a group has been read, all answers together; None where nothing was
     written then."""
-    last_prompt = max(times[0] for times in answers.times)
+    last_prompt = max((times[0] for times in answers.times if times), default=0.0)
     written = [t for times in answers.times for t in times if t > last_prompt]
     return (max(written) - last_prompt) / len(written) if written else None
 
 
 def rate(answers: Answers) -> float:
     """Tokens per second of a group, prompts included."""
-    return sum(map(len, answers.tokens)) / max(times[-1] for times in answers.times)
+    ended = max((times[-1] for times in answers.times if times), default=0.0)
+    return sum(map(len, answers.tokens)) / ended if ended else 0.0
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -140,8 +144,9 @@ def _ready(
 
 def _ours(bundle: Loaded, route: DecodingRoute) -> Answering:
     def answer(prompts: Sequence[Sequence[int]], tokens: int) -> Answers:
-        began = time.perf_counter()
+        began = time.process_time()
         written, _ = write(bundle, prompts, route, tokens=tokens)
-        return Answers([[t.id for t in a.tokens] for a in written], [[t - began for t in a.times] for a in written])
+        tokens_of = [[t.id for t in a.tokens if t.id not in bundle.bundle.end_tokens] for a in written]
+        return Answers(tokens_of, [[t - began for t in a.times] for a in written])
 
     return answer

@@ -22,7 +22,8 @@ LLAMA = Peer("generate-llama", ("xllamacpp==2026.10.11549",), "with_llama.py")
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of prompts that were asked at once: each one's tokens, and the seconds since then at which each was there."""
+    """Of prompts that were asked at once: each one's tokens without what ends an answer, and the processor's seconds
+    after which each was there."""
 
     tokens: list[list[int]]
     times: list[list[float]]
@@ -102,7 +103,8 @@ class Child:
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise EngineFailedError(self._last_words()) from error
-        return Answers(**self._read())
+        found = self._read()
+        return Answers([[t for t in tokens if t not in self._end] for tokens in found["tokens"]], found["times"])
 
     def close(self) -> None:
         """End the process and wait for it."""

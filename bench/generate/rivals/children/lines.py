@@ -1,7 +1,8 @@
 """How a bench talks to an engine in an environment of its own: a line of JSON in, a line of JSON out.
 
 In: ``prompts`` (lists of token ids, asked at once), ``tokens`` of an answer at most, ``end`` (ids that end one). Out:
-``tokens`` by prompt, and ``times``, the seconds since it was asked at which each was there.
+``tokens`` by prompt, and ``times``, the seconds of the processor that each was there after: they are told apart from
+what neighbours of the machine take.
 """
 
 from __future__ import annotations
