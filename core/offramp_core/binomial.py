@@ -67,6 +67,8 @@ def predictive_cdf(k: int, n: int, *, lost: float, seen: float) -> float:
     the mean over evenly spaced quantiles of the rate. The chance that what looked good once does so again."""
     from scipy import special
 
+    if not 0 <= k < n:
+        return float(k >= n)
     at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     rates = special.betaincinv(lost + 0.5, max(seen - lost, 0.0) + 0.5, at)
-    return float(np.mean([cdf(k, n, float(rate)) for rate in rates]))
+    return float(np.mean(special.bdtr(float(k), n, rates)))
