@@ -15,6 +15,7 @@ from offramp_core.errors import OfframpError
 
 MOST_NODES = 200_000  # of one document, each as often as aliases repeat it
 DEEPEST = 100
+LONGEST_INTEGER = 10**400  # JSON's widest number is shorter; Python refuses to print one of 4,300 digits
 
 
 class TooMuchError(OfframpError, yaml.YAMLError):
@@ -94,6 +95,8 @@ def _plain(value: Any) -> Any:
         }
     if isinstance(value, list | tuple | set):
         return [_plain(each) for each in value]
+    if isinstance(value, int) and abs(value) > LONGEST_INTEGER:
+        raise OverflowError("a whole number of more than 400 digits")
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

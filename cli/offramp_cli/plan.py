@@ -19,12 +19,12 @@ from offramp_cli.examples import with_examples
 from offramp_cli.show.fleet import fleet_data, fleet_lines
 from offramp_core.bundle import PROFILE_FILE
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError, OfframpError
-from offramp_core.fleet import FleetDocument, parse_fleet, plan_fleet
+from offramp_core.fleet import LARGEST_BATCH, FleetDocument, parse_fleet, plan_fleet, saved_by_one_more
 from offramp_core.precision import EXACT
 
 UNANSWERED = 1
 INVALID_INPUT = 2
-MOST_BYTES = 16 << 20
+MOST_BYTES = 2 << 20  # a thousand services with three plans each
 
 
 @with_examples("offramp plan fleet.yaml", "offramp plan fleet.yaml --json > plan.json")
@@ -43,14 +43,15 @@ def plan(
     try:
         document = load_fleet(file)
         planned = plan_fleet(document.services, document.pools, current=document.current)
+        saved = saved_by_one_more(planned, document.services, document.pools, current=document.current)
     except OfframpError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(INVALID_INPUT) from None
     if json_output:
-        print(json.dumps(fleet_data(document, planned), indent=2, allow_nan=False))
+        print(json.dumps(fleet_data(document, planned, saved), indent=2, allow_nan=False))
     else:
         console = Console(soft_wrap=True, highlight=False)
-        for line in fleet_lines(document, planned):
+        for line in fleet_lines(document, planned, saved):
             console.print(line)
     raise typer.Exit(UNANSWERED if planned.unmet_rate > 0 else 0)
 
@@ -90,10 +91,12 @@ def batch_seconds(path: Path, precision: str) -> Mapping[int, float]:
             raise InvalidArgumentError(
                 f"{path} has no precision {precision!r}; it has {', '.join([EXACT, *known])}: name one of them"
             )
-        found = {int(b["batch_size"]): _seconds(b, precision) for b in batches}
+        found = {b["batch_size"]: _seconds(b, precision) for b in batches}
+        if len(found) != len(batches) or not all(type(size) is int and size <= LARGEST_BATCH for size in found):
+            raise InvalidArgumentError(f"{path} has batch sizes that are no sizes, or one twice")
     except InvalidSpecError as error:
         raise InvalidArgumentError(str(error)) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, OfframpError):
             raise
         raise InvalidArgumentError(f"{path} is no profile of a bundle; name what `offramp prepare` wrote") from error
@@ -110,6 +113,8 @@ def _seconds(batch: Mapping[str, Any], precision: str) -> float:
 
 def _text(path: Path) -> str:
     try:
+        if not path.is_file() and path.exists():
+            raise InvalidSpecError(str(path), "is no file; name a file of figures")
         if path.stat().st_size > MOST_BYTES:
             raise InvalidSpecError(str(path), f"is larger than {MOST_BYTES >> 20} MiB; name a file of figures")
         return path.read_text(encoding="utf-8")

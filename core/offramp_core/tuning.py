@@ -256,12 +256,11 @@ def _searched(
     a_end, b_start = split_rows(n, fresh, budget=exact, level=level, seen=seen)
     a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
     allowed = [p for p in (records.precision, *records.others) if request.allows(p)]
-    passing = _Passing.of(len(b), request, level=level, effect=seen.design_effect, graded=b.graded)
-    paths = sorted(
-        (_path(a.at(p), request, passing, should_stop) for p in allowed), key=lambda path: (-path.likely, -path.saving)
-    )
-    best = max((path.saving for path in paths), default=0.0)
     goal = _current_saving(a, request) + request.min_gain
+    passing = _Passing.of(len(b), request, level=level, effect=seen.design_effect, graded=b.graded)
+    found = [_path(a.at(p), request, passing, goal=goal, should_stop=should_stop) for p in allowed]
+    paths = sorted(found, key=lambda path: (-path.likely, -path.saving))
+    best = max((path.saving for path in paths), default=0.0)
     if best <= 0:
         return NoGain("NothingSaves", 0.0, n)
     if best < goal:
@@ -293,8 +292,8 @@ class _Path:
     plans: tuple[Plan, ...]
     #: The most that one of them saved on A within the budget.
     saving: float
-    #: The most that one of them saved on A times its chance to pass on B. A plan at the budget's edge saves more than
-    #: one that will pass, and a test that fails is spent.
+    #: The most that one of them saved on A times its chance to pass on B, of those that save enough to be proposed. A
+    #: plan at the budget's edge saves more than one that will pass, and a test that fails is spent.
     likely: float
 
 
@@ -316,7 +315,14 @@ class _Passing:
         return binomial.predictive_cdf(self.k, self.n, lost=seen.lost / self.effect, seen=seen.n / self.effect)
 
 
-def _path(a: Records, request: TuningRequest, passing: _Passing, should_stop: Callable[[], bool] | None) -> _Path:
+def _path(
+    a: Records,
+    request: TuningRequest,
+    passing: _Passing,
+    *,
+    goal: float,
+    should_stop: Callable[[], bool] | None,
+) -> _Path:
     steps = expected_path(
         a,
         max_disagreement=request.max_disagreement,
@@ -330,7 +336,7 @@ def _path(a: Records, request: TuningRequest, passing: _Passing, should_stop: Ca
         a.precision,
         tuple(subject.plan(step.active, step.thresholds) for step in steps),
         saving=max((e.saving for e in seen if e.disagreement <= request.max_disagreement), default=0.0),
-        likely=max((e.saving * passing.chance(e) for e in seen if e.saving > 0), default=0.0),
+        likely=max((e.saving * passing.chance(e) for e in seen if e.saving > 0 and e.saving >= goal), default=0.0),
     )
 
 

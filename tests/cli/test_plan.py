@@ -122,6 +122,13 @@ CORE = ("services", 0, "plans", 0, "pools", "core")
         ((*CORE, "batches"), {}, "services[0].plans[0].pools.core.batches", "has 0 sizes"),
         ((*CORE, "batches"), None, "services[0].plans[0].pools.core", "needs either batches"),
         ((*CORE, "profile"), "bundle", "services[0].plans[0].pools.core", "needs either batches"),
+        ((*CORE, "saving"), "nan", "services[0].plans[0].pools.core.saving", "belongs to profile"),
+        ((*CORE, "batches"), {"1": "8ms", "01": "80ms"}, "services[0].plans[0].pools.core.batches", "1 stands twice"),
+        ((*CORE, "batches"), {"1" * 5000: "8ms"}, f"services[0].plans[0].pools.core.batches.{'1' * 20}", "no batch"),
+        ((*CORE, "batches"), {"１": "8ms"}, "services[0].plans[0].pools.core.batches.１", "is no batch size"),
+        ((*CORE, "batches"), {1: f"0.{'0' * 300}9s"}, "services[0].plans[0].pools.core.batches", "a batch of 1 in"),
+        (("services", 0, "plans", 0, "pools"), {}, "services[0].plans[0].pools", "names no pool"),
+        (("services", 0, "objective", "latency", "percentile"), 1e-7, "…objective.latency.percentile", "raise it"),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_field_and_the_next_step(
@@ -157,6 +164,10 @@ def test_tiers_that_contradict_each_other_or_their_service_are_refused(tiers: An
         ("{", "is no profile of a bundle"),
         ('{"batches": [{"batch_size": 1}]}', "is no profile of a bundle"),
         ('{"batches": [{"batch_size": 1, "exact_seconds": 0}]}', "not above 0"),
+        ('{"batches": [{"batch_size": 1e999, "exact_seconds": 1}]}', "batch sizes that are no sizes"),
+        (f'{{"batches": [{{"batch_size": 1{"0" * 400}, "exact_seconds": 1}}]}}', "batch sizes that are no sizes"),
+        (f'{{"batches": [{{"batch_size": 1, "exact_seconds": 1{"0" * 400}}}]}}', "is no profile of a bundle"),
+        ('{"batches": [{"batch_size": 1, "exact_seconds": 5e-324}]}', "a batch of 1 in"),
         ('{"batches": [{"batch_size": 1, "exact_seconds": 1, "precisions": {"int8": {}}}]}', "no precision 'int4'"),
     ],
 )
@@ -169,6 +180,50 @@ def test_a_profile_that_says_nothing_is_refused(profile: str | None, says: str, 
     error = refused(document, tmp_path)
     assert error.startswith("services[0].plans[0].pools.core.profile:")
     assert says in error
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [{"plan": "exact", "pool": "core", "batchSize": 0, "count": 1}],
+        [{"plan": "exact", "pool": "core", "batchSize": 1, "count": 0}],
+        [{"plan": "exact", "pool": "core", "batchSize": 1, "count": 1}] * 2,
+    ],
+)
+def test_workers_that_cannot_serve_now_are_refused(workers: Any, tmp_path: Path) -> None:
+    document = example()
+    document["services"][0]["workers"] = workers
+    assert refused(document, tmp_path).startswith("services[0].workers[")
+
+
+def test_more_batch_sizes_than_can_be_planned_in_seconds_are_refused(tmp_path: Path) -> None:
+    document = example()
+    batches = {size: f"{size + 7}ms" for size in range(1, 17)}
+    pools = {name: {"batches": batches} for name in ("core", "quad")}
+    plans = [{"name": f"p{i}", "disagreement": 0, "pools": pools} for i in range(5)]
+    document["services"][0]["plans"] = plans
+    assert "160 batch sizes on all pools" in refused(document, tmp_path)
+
+
+def test_one_more_saves_what_the_plan_with_one_more_costs_less(tmp_path: Path) -> None:
+    before = json.loads(run(BLOCKS[0].text, tmp_path, "--json").stdout)
+    document = example()
+    document["pools"][0]["maxWorkers"] += 1
+    after = json.loads(run(yaml.safe_dump(document), tmp_path, "--json").stdout)
+    assert before["pools"][0]["oneMoreSavesPerHour"] == pytest.approx(before["costPerHour"] - after["costPerHour"])
+    assert before["pools"][0]["oneMoreSavesPerHour"] > 0
+
+
+@pytest.mark.parametrize("where", ["costPerHour: 0.04", "maxWorkers: 4", "rate: 1400"])
+def test_a_number_that_nobody_can_print_is_refused(where: str, tmp_path: Path) -> None:
+    done = run(BLOCKS[0].text.replace(where, f"{where.partition(':')[0]}: 0x{'f' * 5000}"), tmp_path)
+    assert done.exit_code == 2
+    assert "more than 400 digits" in done.stderr
+
+
+def test_what_is_no_file_is_refused_at_once() -> None:
+    done = CliRunner().invoke(app, ["plan", "/dev/zero"])
+    assert done.exit_code == 2 and "is no file" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "- a", "a: 1\n---\nb: 2\n", "\x00"])

@@ -364,6 +364,16 @@ class TestTuning:
         assert len(certified) >= 12  # where the largest promise went first, 6 of 16
         assert sum(o.plan.precision == "fp32" for o in certified) >= 11
 
+    @pytest.mark.parametrize("seed", [5, 6, 8])
+    def test_a_plan_that_is_not_better_than_the_one_in_force_does_not_use_the_test_up(self, seed: int) -> None:
+        """Exits at fp32 would pass, and those of them that pass save too little; int8 saves enough."""
+        records = with_int8(recorded(3000, 6, seed=seed), wrong=0.012, speed=0.66, n_ramps=0)
+        exact = tune(records, replace(REQUEST, precisions=("fp32",)))
+        assert isinstance(exact, Proposed)
+        found = tune(records, replace(REQUEST, saving_to_beat=exact.predicted.saving + 0.02))
+        assert isinstance(found, Proposed)
+        assert (found.plan.precision, found.tests_run) == ("int8", 1)
+
     def test_tests_that_all_fail_are_all_counted(self) -> None:
         records = with_int8(recorded(3000, 6, seed=5), wrong=0.0, speed=0.5)
         first, rest = records.take(slice(0, 360)), records.take(slice(360, None))

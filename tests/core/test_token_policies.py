@@ -55,6 +55,29 @@ def losses(*means: float, n: int = 100) -> np.ndarray[Any, Any]:
     return np.array([np.arange(n) < round(mean * n) for mean in means], dtype=np.float64)
 
 
+def test_answers_go_by_their_time_where_there_is_one() -> None:
+    found = arrays(n=50)
+    n = len(found["answer"])
+    backwards = token_records(found | {"time": -found["answer"].astype(np.float64)})
+    plain = token_records(found)
+    assert backwards.lengths.tolist() == plain.lengths[::-1].tolist()
+    last = plain.tokens.uncertainty[plain.first[-1] :]
+    assert backwards.tokens.uncertainty[: len(last)].tolist() == last.tolist()
+    assert len(backwards.tokens) == n
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"segment_seconds": np.full(4, 1e308)},
+        {"segment_seconds": np.array([5e-324, 0, 0, 0]), "ramp_seconds": np.ones(3)},
+    ],
+)
+def test_seconds_that_savings_cannot_be_told_of_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRecordsError, match="segment_seconds"):
+        token_records(arrays() | change)
+
+
 # --- what a threshold does -----------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -14,12 +14,12 @@ POOLS = ("POOL", "WORKERS", "COST/H", "ONE MORE SAVES")
 CONSIDERED = ("PLAN", "POOL", "BATCH", "DISAGREES", "ALONE", "COST/H", "WORKERS", "WHY")
 
 
-def fleet_lines(document: FleetDocument, plan: FleetPlan) -> list[Text]:
-    """Pools, then a table for each service."""
+def fleet_lines(document: FleetDocument, plan: FleetPlan, saved: Mapping[str, float]) -> list[Text]:
+    """Pools with what one more worker of each would have ``saved``, then a table for each service."""
     rows: list[list[Cell]] = [[heading(title) for title in POOLS]]
     for pool in document.pools:
         used = plan.workers_by_pool[pool.name]
-        worth = plan.worth_per_hour.get(pool.name)
+        worth = saved.get(pool.name)
         rows.append(
             [
                 pool.name,
@@ -73,7 +73,7 @@ def _total(plan: FleetPlan) -> Text:
     return Text(f"all services: {plan.cost_per_hour:.4g} an hour{bound}{unmet}", style="bold")
 
 
-def fleet_data(document: FleetDocument, plan: FleetPlan) -> dict[str, Any]:
+def fleet_data(document: FleetDocument, plan: FleetPlan, saved: Mapping[str, float]) -> dict[str, Any]:
     """The same for machines."""
     return {
         "costPerHour": plan.cost_per_hour,
@@ -85,7 +85,7 @@ def fleet_data(document: FleetDocument, plan: FleetPlan) -> dict[str, Any]:
                 "workers": plan.workers_by_pool[pool.name],
                 "maxWorkers": pool.max_workers,
                 "costPerHour": plan.workers_by_pool[pool.name] * pool.cost_per_hour,
-                "oneMoreSavesPerHour": plan.worth_per_hour.get(pool.name),
+                "oneMoreSavesPerHour": saved.get(pool.name),
             }
             for pool in document.pools
         ],

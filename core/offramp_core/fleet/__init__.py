@@ -13,7 +13,7 @@ document.py  pools and services as people write them down
 ``spec.autoscaling``. Decision 99 says what was tried.
 """
 
-from offramp_core.fleet.document import FleetDocument, parse_fleet
+from offramp_core.fleet.document import LARGEST_BATCH, FleetDocument, parse_fleet
 from offramp_core.fleet.forecast import (
     DAY_SECONDS,
     DAYS,
@@ -24,7 +24,7 @@ from offramp_core.fleet.forecast import (
     predicted_rate,
 )
 from offramp_core.fleet.parts import Caution, Column, Key, Pool, Service, Workers
-from offramp_core.fleet.planner import Considered, FleetPlan, ServicePlan, plan_fleet
+from offramp_core.fleet.planner import Considered, FleetPlan, ServicePlan, plan_fleet, saved_by_one_more
 from offramp_core.fleet.queueing import headroom_rate
 from offramp_core.fleet.transition import Present, Step, Switch, next_steps
 
@@ -33,6 +33,7 @@ __all__ = [
     "DAY_SECONDS",
     "HOURS",
     "HOUR_SECONDS",
+    "LARGEST_BATCH",
     "RECENT",
     "Caution",
     "Column",
@@ -53,4 +54,5 @@ __all__ = [
     "parse_fleet",
     "plan_fleet",
     "predicted_rate",
+    "saved_by_one_more",
 ]

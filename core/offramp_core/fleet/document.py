@@ -25,6 +25,10 @@ from offramp_core.fleet.parts import (
 )
 
 MOST_POOLS, MOST_SERVICES, MOST_TIERS, MOST_PLANS, MOST_BATCHES = 32, 1000, 8, 64, 16
+MOST_COLUMNS = (
+    128  # of one service: its integer program takes seconds with so many, and minutes with four times as many
+)
+LARGEST_BATCH, SHORTEST_BATCH_SECONDS = 65536, 1e-9
 ANY_MEMORY = 1 << 62  # of a worker whose pool does not say
 STARTUP_SECONDS = 30.0
 SHARES_OFF = 1e-6
@@ -169,6 +173,8 @@ def _promise(objective: _Fields) -> _Promise:
     accuracy = objective.inner("accuracy", ("maxDisagreement",))
     percentile = latency.number("percentile", above=0, below=100, default=99.0)
     late = round(1 - percentile / 100, 8)
+    if late >= 1:
+        raise latency.wrong("percentile", f"is {percentile:g}; nearly every request may be late then: raise it")
     if late < LEAST_LATE:
         raise latency.wrong("percentile", f"is {percentile:g}; more than 99.9999 cannot be planned for: lower it")
     return _Promise(latency.seconds("threshold"), late, accuracy.number("maxDisagreement", least=0, most=0.5))
@@ -184,11 +190,18 @@ def _columns(fields: _Fields, pools: set[str], profile: ProfileReader) -> tuple[
     for plan in plans:
         disagreement = plan.number("disagreement", least=0, most=1)
         on = plan.inner("pools", None)
+        if not on.value:
+            raise plan.wrong("pools", "names no pool; say where the plan was measured, or leave the plan out")
         for pool in on.value:
             if pool not in pools:
                 known = ", ".join(sorted(pools))
                 raise plan.wrong("pools", f"names {pool!r}, which is not among the pools of the file: {known}")
             found += _measured(plan.text("name"), str(pool), disagreement, on.inner(str(pool), _ON), profile)
+    if len(found) > MOST_COLUMNS:
+        raise fields.wrong(
+            "plans",
+            f"have {len(found)} batch sizes on all pools; leave out those that pay least, down to {MOST_COLUMNS}",
+        )
     return tuple(found)
 
 
@@ -214,22 +227,38 @@ def _times(on: _Fields, profile: ProfileReader) -> BatchSeconds:
     if (declared is None) == (file is None):
         raise InvalidSpecError(on.where, "needs either batches (size: seconds) or profile (a bundle's profile.json)")
     if file is None:
+        for needless in ("saving", "precision"):
+            if on.get(needless) is not None:
+                raise on.wrong(needless, "belongs to profile; times under batches are those of the plan as it runs")
         batches = on.inner("batches", None)
         if not 0 < len(batches.value) <= MOST_BATCHES:
             raise on.wrong("batches", f"has {len(batches.value)} sizes; write 1 to {MOST_BATCHES}, such as 4: 11ms")
-        return {_size(key, batches): batches.seconds(key) for key in batches.value}
+        sizes = {key: _size(key, batches) for key in batches.value}
+        _refuse_twice([str(size) for size in sizes.values()], on.path("batches"))
+        return _long_enough({size: batches.seconds(key) for key, size in sizes.items()}, on.path("batches"))
     saving = on.number("saving", least=0, below=1, default=0.0)
+    precision = "" if on.get("precision") is None else on.text("precision")
     try:
-        times = profile(on.text("profile"), str(on.get("precision") or ""))
+        times = profile(on.text("profile"), precision)
     except InvalidArgumentError as error:
         raise on.wrong("profile", str(error)) from error
-    return {size: seconds * (1 - saving) for size, seconds in times.items()}
+    return _long_enough({size: seconds * (1 - saving) for size, seconds in times.items()}, on.path("profile"))
+
+
+def _long_enough(times: BatchSeconds, where: str) -> BatchSeconds:
+    for size, seconds in times.items():
+        if not SHORTEST_BATCH_SECONDS <= seconds < math.inf:
+            raise InvalidSpecError(where, f"has a batch of {size} in {seconds:g} s; write what was measured")
+    return times
 
 
 def _size(key: Any, batches: _Fields) -> int:
-    if not str(key).isdecimal() or not 0 < int(key) <= 65536:
-        raise batches.wrong(str(key), "is no batch size; write a whole number of rows from 1 on")
-    return int(key)
+    text = str(key)
+    if len(text) > len(str(LARGEST_BATCH)) or not (text.isascii() and text.isdecimal()):
+        raise batches.wrong(text[:20], f"is no batch size; write a whole number of rows from 1 to {LARGEST_BATCH}")
+    if not 0 < int(text) <= LARGEST_BATCH:
+        raise batches.wrong(text, f"is no batch size; write a whole number of rows from 1 to {LARGEST_BATCH}")
+    return int(text)
 
 
 def _workers(fields: _Fields, tiers: Sequence[Service]) -> tuple[Workers, ...]:
@@ -239,13 +268,14 @@ def _workers(fields: _Fields, tiers: Sequence[Service]) -> tuple[Workers, ...]:
     if len(tiers) > 1:
         raise fields.wrong("workers", "does not say of which tier; leave it out where there are tiers")
     known = {column.key for column in tiers[0].columns}
-    found = []
+    found: list[Workers] = []
     for one in fields.each("workers", ("plan", "pool", "batchSize", "count"), most=MOST_PLANS * MOST_POOLS):
-        key = Key(plan=one.text("plan"), pool=one.text("pool"), batch_size=max(one.whole("batchSize"), 1))
+        key = Key(plan=one.text("plan"), pool=one.text("pool"), batch_size=one.whole("batchSize", least=1))
         if key not in known:
             raise InvalidSpecError(one.where, f"{key} stands in none of plans; name one that does")
-        found.append(Workers(key=key, count=max(one.whole("count", most=MOST_WORKERS), 1)))
-    _refuse_twice([str(w.key) for w in found], fields.path("workers"))
+        if any(key == other.key for other in found):
+            raise InvalidSpecError(one.where, f"{key} stands there before; write all of them as one count")
+        found.append(Workers(key=key, count=one.whole("count", least=1, most=MOST_WORKERS)))
     return tuple(found)
 
 
@@ -304,10 +334,10 @@ class _Fields:
             raise self.wrong(str(name), f"is {self.get(name)!r}; write a duration above 0, such as 40ms")
         return seconds
 
-    def whole(self, name: str, *, most: int = 65536) -> int:
+    def whole(self, name: str, *, least: int = 0, most: int = LARGEST_BATCH) -> int:
         value = self.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-            raise self.wrong(name, f"must be a whole number from 0 to {most}; got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, f"must be a whole number from {least} to {most}; got {value!r}")
         return value
 
     def number(

@@ -57,7 +57,8 @@ class ServicePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
     """All services. ``bound_per_hour`` is what no plan that answers every demand with its spare can be cheaper than,
-    None where there is no such plan; ``worth_per_hour`` what one more worker of each pool would save."""
+    None where there is no such plan; ``worth_per_hour`` the price beyond its cost at which a worker of each pool is
+    shared (Lagrange's; a whole worker may save more or less, see :func:`saved_by_one_more`)."""
 
     services: tuple[ServicePlan, ...]
     cost_per_hour: float
@@ -120,6 +121,27 @@ def plan_fleet(
         workers_by_pool={pool.name: int(n) for pool, n in zip(pools, used, strict=True)},
         worth_per_hour={p.name: w for p, w in zip(pools, fresh.worth, strict=True)} if fresh is not None else {},
     )
+
+
+def saved_by_one_more(
+    planned: FleetPlan,
+    services: Sequence[Service],
+    pools: Sequence[Pool],
+    *,
+    current: Mapping[str, Sequence[Workers]] | None = None,
+) -> dict[str, float]:
+    """What the plan would cost less per hour if a pool had one more worker, by the pool's name: planned again for each.
+
+    Empty where something stays unanswered: another worker then answers more and saves nothing.
+    """
+    if planned.unmet_rate:
+        return {}
+    saved = {}
+    for pool in pools:
+        larger = [replace(p, max_workers=p.max_workers + 1) if p is pool else p for p in pools]
+        again = plan_fleet(services, larger, current=current)
+        saved[pool.name] = max(0.0, planned.cost_per_hour - again.cost_per_hour)
+    return saved
 
 
 def _check(services: Sequence[Service], pools: Sequence[Pool], current: Mapping[str, Sequence[Workers]]) -> None:
@@ -344,4 +366,4 @@ class _One:
             return f"{pool.name} has {pool.max_workers} workers for all services"
         if row.cost_alone is not None and row.cost_alone >= chosen * (1 - 1e-9):
             return f"alone it would cost {row.cost_alone:.4g} an hour, what is chosen {chosen:.4g}"
-        return f"{pool.name} is worth more to other services"
+        return f"cheaper alone; {pool.name} is shared, or the change would not pay"

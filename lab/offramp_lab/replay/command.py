@@ -98,6 +98,7 @@ SloOption = Annotated[
     float | None,
     typer.Option(help="Seconds after which an answer is late; default twice a lone request, at least 0.01."),
 ]
+MOST_COUNTED = 1_000_000
 DrawsOption = Annotated[
     int,
     typer.Option(help="Also draw so many tuning sets and streams from each file, the population, with replacement."),
@@ -379,10 +380,15 @@ def _queueing(
 
 
 def _check_counts(batch_size: int | None, drawing: Drawing) -> None:
-    counts = (("--batch-size", batch_size, 1), ("--draws", drawing.draws, 0), ("--tune-rows", drawing.tune_rows, 1))
+    counts = (
+        ("--batch-size", batch_size, 1),
+        ("--draws", drawing.draws, 0),
+        ("--tune-rows", drawing.tune_rows, 1),
+        ("--seed", drawing.seed, 0),
+    )
     for name, value, low in counts:
-        if value is not None and value < low:
-            raise InvalidArgumentError(f"{name} is {value}; it must be at least {low}")
+        if value is not None and not low <= value <= MOST_COUNTED:
+            raise InvalidArgumentError(f"{name} is {value}; it must be {low} to {MOST_COUNTED:,}")
 
 
 def _plot(results: Sequence[FileResult], objective: Objective, folder: Path) -> None:

@@ -17,7 +17,9 @@ from offramp_lab.tokens.judged import Judged, Limits, drawn, judged
 from offramp_lab.tokens.records import Loss, TokenRecords, effects, token_records
 from offramp_lab.tokens.rules import TOKEN_POLICIES, token_policy
 
-ARRAYS = frozenset({"uncertainty", "prediction", "final", "reference", "segment_seconds", "ramp_seconds", "answer"})
+ARRAYS = frozenset(
+    {"uncertainty", "prediction", "final", "reference", "segment_seconds", "ramp_seconds", "answer", "time"}
+)
 
 
 @dataclass(frozen=True, slots=True)

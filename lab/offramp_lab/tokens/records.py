@@ -1,7 +1,8 @@
 """Recorded scores of tokens, and what every threshold does to every answer.
 
 A file of tokens is a records file with one more array: ``answer`` says by a whole number which answer a row belongs to,
-and rows of one answer stand in the order of its tokens. Scores are recorded along the model's own greedy answer
+and rows of one answer stand in the order of its tokens. Where there is ``time``, answers go by that of their first
+token, else by their order in the file. Scores are recorded along the model's own greedy answer
 (teacher forcing). So what is said of a *whole answer* is exact: up to the first token that leaves with another word
 nothing differs. What a token that left leaves behind in the caches of later layers is in no record; CALM copies its
 state upwards (section 3).
@@ -81,7 +82,27 @@ def token_records(arrays: Mapping[str, npt.NDArray[Any]]) -> TokenRecords:
         raise InvalidRecordsError("answer comes back to a number after another one; rows of an answer stand together")
     if len(first) < 2:
         raise InvalidRecordsError(f"answer names {len(first)} answer; a replay needs at least 2")
-    return TokenRecords(tokens, first)
+    _check_costs(tokens)
+    if tokens.time is None:
+        return TokenRecords(tokens, first)
+    order = np.argsort(tokens.time[first], kind="stable")
+    lengths = np.diff(np.append(first, len(tokens)))[order]
+    ends = np.cumsum(lengths)
+    rows = np.arange(len(tokens)) + np.repeat(first[order] - (ends - lengths), lengths)
+    return TokenRecords(tokens.take(rows), ends - lengths)
+
+
+def _check_costs(tokens: Records) -> None:
+    """Refuse seconds whose sums are no numbers, or nothing: savings are shares of them."""
+    full = tokens.costs.baseline_seconds
+    with np.errstate(all="ignore"):
+        seconds = tokens.costs.leave_seconds(range(tokens.n_ramps))
+        sound = full > 0 and bool(np.isfinite(np.append(seconds, full) * len(tokens) / full).all())
+    if not sound:
+        raise InvalidRecordsError(
+            f"segment_seconds and ramp_seconds come to {float(np.max(seconds)):g} s of a token, and the model to "
+            f"{float(full):g} s; savings cannot be told of that"
+        )
 
 
 def decayed(threshold: float, places: IndexArray, *, longest: int, temperature: float = TEMPERATURE) -> SecondsArray:
