@@ -257,6 +257,7 @@ def test_requests_that_sample_get_no_lossy_answer_and_are_told_so(service: Servi
     assert sampled["offramp"]["route"] == "fp32" and sampled["offramp"]["lossy_off_for_sampling"]
     (greedy,) = service.ask(PROMPTS[0])
     assert greedy["offramp"]["route"] == LOSSY and not greedy["offramp"]["lossy_off_for_sampling"]
+    eventually(lambda: service.counts("stable").audited > 0, what="an audit of the greedy one", deadline=60)
     service.audited()
     assert service.counts("stable").audited == 1
 

@@ -220,20 +220,29 @@ def test_patches_times_weights_are_the_convolution(stride: int, pads: list[int])
     assert len(patches(x, node, (3, 3), most=len(seen) // 4)) < len(seen)
 
 
-@pytest.mark.slow
-def test_levels_of_a_convolution_change_its_results_less_than_the_nearest_ones(
-    static: Static, backbone: Backbone, rows: np.ndarray
-) -> None:
-    weights = {t.name: numpy_helper.to_array(t) for t in static.prepared.graph.initializer}
-    first = next(n for n in static.prepared.graph.node if n.op_type == "Conv")
-    weight, levels = weights[first.input[1]], static.studied.levels[first.input[1]]
-    matrix = weight.reshape(len(weight), -1).T
-    nearest, step = round_weights(matrix, np.zeros((len(matrix),) * 2, dtype=np.float32), levels=64)
-    seen = patches(rows[200:300], first, weight.shape[2:], most=10**6)
-    ours = levels.reshape(len(weight), -1).T
+def test_levels_of_a_convolution_change_its_results_less_than_the_nearest_ones() -> None:
+    """Neighboring pixels and channels resemble each other, as in pictures; judged on inputs of its own."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(16, 8, 3, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], name="c")],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 8, 12, 12])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 16, 10, 10])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    coarse = rng.normal(size=(60, 2, 6, 6)).repeat(2, axis=2).repeat(2, axis=3)
+    x = (np.tensordot(coarse, rng.normal(size=(2, 8)), axes=(1, 0)).transpose(0, 3, 1, 2)).astype(np.float32)
+    x += 0.1 * rng.normal(size=x.shape).astype(np.float32)
+    levels = study_convolutions(model, x[:40], TensorSpec("x", "FP32", (8, 12, 12)), threads=1).levels["w"]
+    matrix = weight.reshape(16, -1).T
+    nearest, step = round_weights(matrix, np.zeros((72, 72), dtype=np.float32), levels=64)
+    seen = patches(x[40:], graph.node[0], weight.shape[2:], most=10**6)
+    ours = levels.reshape(16, -1).T
     error = [float((((seen @ (some * step)) - seen @ matrix) ** 2).mean()) for some in (nearest, ours)]
     assert np.abs(levels.astype(int)).max() <= 64
-    assert error[1] < error[0]
+    assert error[1] < 0.8 * error[0], error
 
 
 def test_grouped_convolutions_are_left_to_the_nearest_level(rows: np.ndarray) -> None:
