@@ -89,6 +89,12 @@ def quantile(q: float, metric: str, labels: str, by: str = "") -> str:
     )
 
 
+def against_objective(title: str, histogram: str, objective: str, words: str) -> Panel:
+    """Percentiles of one service's times beside what it promises."""
+    percentiles = [(quantile(q, histogram, ONE), f"p{round(100 * q)}") for q in (0.5, 0.95, 0.99)]
+    return Panel(title, [*percentiles, (f"{objective}{{{ONE}}}", "objective")], words, "s")
+
+
 FLEET = [
     Row(
         "Now",
@@ -296,17 +302,11 @@ SERVICE = [
                 [(bad(ONE, "service"), "bad"), (f"1 - earlyexit_service_latency_objective_ratio{{{ONE}}}", "allowed")],
                 unit="percentunit",
             ),
-            Panel(
+            against_objective(
                 "Latency",
-                [
-                    *(
-                        (quantile(q, "earlyexit_request_duration_seconds", ONE), f"p{round(100 * q)}")
-                        for q in (0.5, 0.95, 0.99)
-                    ),
-                    (f"earlyexit_service_latency_objective_seconds{{{ONE}}}", "objective"),
-                ],
+                "earlyexit_request_duration_seconds",
+                "earlyexit_service_latency_objective_seconds",
                 "Of a request from admission to reply.",
-                "s",
             ),
             Panel(
                 "Latency of rows by arm",
@@ -359,29 +359,17 @@ SERVICE = [
     Row(
         "Generated answers",
         [
-            Panel(
+            against_objective(
                 "Time to the first token",
-                [
-                    *(
-                        (quantile(q, "earlyexit_generation_time_to_first_token_seconds", ONE), f"p{round(100 * q)}")
-                        for q in (0.5, 0.95, 0.99)
-                    ),
-                    (f"earlyexit_service_first_token_objective_seconds{{{ONE}}}", "objective"),
-                ],
+                "earlyexit_generation_time_to_first_token_seconds",
+                "earlyexit_service_first_token_objective_seconds",
                 "Of an answer, from admission.",
-                "s",
             ),
-            Panel(
+            against_objective(
                 "Time per token",
-                [
-                    *(
-                        (quantile(q, "earlyexit_generation_time_per_token_seconds", ONE), f"p{round(100 * q)}")
-                        for q in (0.5, 0.95, 0.99)
-                    ),
-                    (f"earlyexit_service_per_token_objective_seconds{{{ONE}}}", "objective"),
-                ],
+                "earlyexit_generation_time_per_token_seconds",
+                "earlyexit_service_per_token_objective_seconds",
                 "Of an answer of two tokens or more, between its first and its last.",
-                "s",
             ),
             Panel(
                 "Time per token by route",

@@ -254,10 +254,9 @@ def _long_enough(times: BatchSeconds, where: str) -> BatchSeconds:
 
 def _size(key: Any, batches: _Fields) -> int:
     text = str(key)
-    if len(text) > len(str(LARGEST_BATCH)) or not (text.isascii() and text.isdecimal()):
+    short = text.isascii() and text.isdecimal() and len(text) <= len(str(LARGEST_BATCH))
+    if not short or not 0 < int(text) <= LARGEST_BATCH:
         raise batches.wrong(text[:20], f"is no batch size; write a whole number of rows from 1 to {LARGEST_BATCH}")
-    if not 0 < int(text) <= LARGEST_BATCH:
-        raise batches.wrong(text, f"is no batch size; write a whole number of rows from 1 to {LARGEST_BATCH}")
     return int(text)
 
 
