@@ -84,8 +84,8 @@ def _rivals(found: dict[str, Any]) -> list[str]:
             "processor's, of each engine's process. Time per token once all prompts are read, and in",
             "brackets tokens per second with the reading of prompts, both of Offramp's fp32 without a draft; medians "
             f"(it takes {paces}). *Equal*: answers that are the same tokens.",
-            "Offramp computes answers one after the other within a step (decision 97); who computes them in one "
-            "product reads the weights once for all, which is what tells engines apart from 2 at once on.",
+            "Offramp computes the next tokens of answers without a draft in one pass where the kernels compute each as "
+            "alone (decision 101), drafts with their verification one after the other.",
             "",
             *table([f"engine ({name})", *(f"{n} at once" for n in numbers), "equal"], body),
             *_when({name: run}),

@@ -53,6 +53,18 @@ def test_drafts_that_never_pay_cost_less_than_two_percent(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_drafts_that_take_several_times_as_long_are_hardly_ever_tried(seed: int) -> None:
+    """As they do where everybody else's answers are computed in one pass."""
+    traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
+    paces = {NONE: 1.0, GOOD: 3.0, BAD: 6.0}
+    traffic.serve(500, paces)
+    traffic.seconds = 0.0
+    traffic.serve(4000, paces)
+    assert traffic.seconds / 4000 < 1.02 * math.exp(0.1**2 / 2)
+    assert traffic.share(GOOD, last=4000) > 0, "and are not forgotten"
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_a_draft_is_off_within_fifty_requests_of_content_that_it_cannot_foresee(seed: int) -> None:
     traffic = Traffic(Drafts((GOOD,)), seed=seed)
     traffic.serve(400, {NONE: 1.0, GOOD: 0.6})

@@ -22,6 +22,7 @@ from offramp_core.generation.classes import Classes
 FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
 FIRST_SHARE = 0.10  # of requests, while some setting has had fewer
 TRIAL_SHARE = 0.03  # of requests afterwards, over all settings that do not serve
+MOST_LOST = 0.01  # of the time, by trials of a setting that is known to be slower than what serves
 WEIGHT = 0.15  # of the newest request in a level
 MARGIN = 0.03  # by which a draft must be faster than none to begin, as a logarithm
 LARGEST_LOAD = 256  # answers at once; more are decided about like these
@@ -109,7 +110,9 @@ class Drafts:
         untried = [s for s in (NONE, *self.settings) if book.levels[s].n < FIRST_TRIALS and s != book.serves]
         if draw < (FIRST_SHARE if untried else TRIAL_SHARE):
             book.at += 1
-            return (untried or others)[book.at % len(untried or others)]
+            tried = (untried or others)[book.at % len(untried or others)]
+            if untried or draw < _trial_share(book.levels[tried], book.levels[book.serves]):
+                return tried
         return book.serves
 
     def observe(self, context: Context, setting: Setting, *, seconds: float, tokens: int) -> None:
@@ -164,6 +167,13 @@ def load_class(running: int) -> int:
     [1, 1, 2, 4, 8, 16]
     """
     return 1 << max(0, running - 1).bit_length()
+
+
+def _trial_share(tried: Level, serves: Level) -> float:
+    """Of requests, for one that takes so much longer than what serves: a draft whose answers cannot be computed
+    together with others takes several times as long where many are."""
+    slower = math.exp(min(tried.mean - serves.mean, 20.0)) - 1
+    return TRIAL_SHARE if slower * TRIAL_SHARE <= MOST_LOST else MOST_LOST / slower
 
 
 def _faster(one: Level, other: Level) -> bool:

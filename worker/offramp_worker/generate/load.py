@@ -23,6 +23,7 @@ from offramp_worker.bundle.load import plain_file
 from offramp_worker.bundle.task import GENERATE, MAX_MANIFEST_BYTES, declared_task
 from offramp_worker.documents import MAX_CAUSE, parse_document
 from offramp_worker.generate.llama.architecture import common_shapes, variant_shapes
+from offramp_worker.generate.llama.bank import computes_alike
 from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.engine import LlamaEngine
 from offramp_worker.generate.llama.manifest import (
@@ -67,6 +68,7 @@ def load_generation(folder: Path, *, threads: int, cache_bytes: int) -> Loaded:
         decoders,
         cache_bytes=cache_bytes,
         check=lambda: probe.check(REFERENCE, decoders[REFERENCE]),
+        together=[name for name, decoder in decoders.items() if computes_alike(decoder)],
     )
     return Loaded(engine.bundle, engine, tokenizer)
 

@@ -153,8 +153,9 @@ class SequenceProgress:
     ``tokens`` are new, the one that ends the answer included; empty while ``prompt_left`` tokens of the prompt are
     still to be read. ``ended``: an end token came, ``max_tokens`` are there or the context is full; nothing more will
     come. ``proposed`` tokens of a draft were verified in this step, ``accepted`` of them are among ``tokens``.
-    ``seconds`` is its part of the step's time, 0 where sequences were computed together. ``error`` is why this sequence
-    cannot go on, empty otherwise: it has ended then, and the others have not.
+    ``seconds`` is its part of the step's time, an even share of what was computed for several in one pass; 0 where it
+    is not known. ``error`` is why this sequence cannot go on, empty otherwise: it has ended then, and the others have
+    not.
     """
 
     sequence: int

@@ -48,20 +48,31 @@ class Decoder:
         (len(rows), vocabulary) float32
             Logits behind the tokens at these places.
         """
-        return cache.binding(self).run(tokens, start=start, rows=rows)
+        new = np.array(tokens, dtype=np.int64).reshape(1, len(tokens))
+        return cache.binding(self).run(new, starts=[start], rows=rows)
+
+    def run_each(self, cache: Cache, tokens: Sequence[int], *, starts: Sequence[int]) -> FloatArray:
+        """Compute one token of each sequence of the cache in one pass, behind the first ``starts`` tokens of each.
+
+        Returns
+        -------
+        (len(tokens), vocabulary) float32
+        """
+        new = np.array(tokens, dtype=np.int64).reshape(len(tokens), 1)
+        return cache.binding(self).run(new, starts=starts, rows=range(len(tokens)))
 
 
 @dataclass(eq=False)
 class Cache:
-    """Keys and values of one sequence, (layers, 2, 1, kv_heads, capacity, head_width); variants of one model may share
-    them."""
+    """Keys and values of sequences, (layers, 2, sequences, kv_heads, capacity, head_width); variants of one model may
+    share them."""
 
     values: FloatArray
     _bindings: dict[int, _Binding] = field(default_factory=dict)
 
     @classmethod
     def of(cls, a: Architecture, capacity: int) -> Cache:
-        """Room for so many tokens. Memory is taken as it is written."""
+        """Room for so many tokens of one sequence. Memory is taken as it is written."""
         return cls(np.zeros((a.layers, 2, 1, a.kv_heads, capacity, a.head_width), dtype=np.float32))
 
     @property
@@ -86,7 +97,7 @@ class _Binding:
     def __init__(self, decoder: Decoder, values: FloatArray) -> None:
         self._decoder = decoder
         self._io = decoder.session.io_binding()
-        self._last, self._longest = np.zeros(1, dtype=np.int32), np.zeros((), dtype=np.int32)
+        self._last, self._longest = np.zeros(values.shape[2], dtype=np.int32), np.zeros((), dtype=np.int32)
         for i, (past, present) in enumerate(cache_names(decoder.architecture)):
             value = _value(values[i // 2, i % 2])
             self._io.bind_ortvalue_input(past, value)
@@ -96,11 +107,12 @@ class _Binding:
         for name in decoder.taps:
             self._io.bind_output(name)
 
-    def run(self, tokens: Sequence[int], *, start: int, rows: Sequence[int]) -> FloatArray:
-        n, end = len(tokens), start + len(tokens)
-        self._last[0], self._longest[()] = end - 1, end
+    def run(self, new: npt.NDArray[np.int64], *, starts: Sequence[int], rows: Sequence[int]) -> FloatArray:
+        """As many new tokens of each sequence, (sequences, tokens)."""
+        n = new.shape[1]
+        self._last[:], self._longest[()] = [start + n - 1 for start in starts], max(starts) + n
         logits = np.empty((len(rows), self._decoder.architecture.vocabulary), dtype=np.float32)
-        new, places = np.array(tokens, dtype=np.int64).reshape(1, n), np.array(rows, dtype=np.int64)
+        places = np.array(rows, dtype=np.int64)
         self._io.bind_ortvalue_input("tokens", _value(new))
         self._io.bind_ortvalue_input("rows", _value(places))
         self._io.bind_ortvalue_output("logits", _value(logits))

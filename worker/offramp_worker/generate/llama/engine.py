@@ -3,19 +3,25 @@
 Each sequence has one cache of keys and values, which all variants write into. A draft by another variant reads what the
 verifying one computed of the text, so it reads no prompt of its own and takes no memory; what it writes behind the text
 is overwritten when its proposals are verified.
+
+Answers that are written without a draft by the same variant have their next tokens computed in one pass, where the
+kernels compute each as they would alone (:mod:`offramp_worker.generate.llama.bank`). Pieces of prompts and drafts with
+their verification are computed one sequence after the other: the runtime's attention takes several new tokens of one
+sequence alone.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.generate.llama import sampling as choosing
+from offramp_worker.generate.llama.bank import Banks, Row
 from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.drafts import NgramIndex
 from offramp_worker.generate.seam import (
@@ -44,6 +50,7 @@ class _Sequence:
     pending: list[int]
     most: int
     cache: Cache
+    cache_bytes: int
     length: int = 0
     answered: int = 0
     writes: bool = False
@@ -68,11 +75,15 @@ class LlamaEngine:
         *,
         cache_bytes: int,
         check: Callable[[], None] = lambda: None,
+        together: Collection[str] = (),
     ) -> None:
-        """``decoders`` by variant. ``check`` is the probe."""
+        """``decoders`` by variant. ``check`` is the probe. ``together`` are variants whose answers may be computed in
+        one pass; see :func:`offramp_worker.generate.llama.bank.computes_alike`."""
         self.bundle = bundle
         self._decoders, self._limit, self._check = dict(decoders), cache_bytes, check
         self._sequences: dict[int, _Sequence] = {}
+        longest = min(bundle.context_length, cache_bytes // max(1, bundle.cache_bytes_per_token))
+        self._banks = {variant: Banks(decoders[variant], longest) for variant in together}
         self._number, self._counts, self._lock = 0, EngineCounts(), threading.Lock()
 
     # --- from any thread ------------------------------------------------------------------------------
@@ -82,7 +93,7 @@ class LlamaEngine:
 
     def memory(self) -> CacheMemory:
         with self._lock:
-            each = {number: s.cache.nbytes for number, s in self._sequences.items()}
+            each = {number: s.cache_bytes for number, s in self._sequences.items()}
         return CacheMemory(sum(each.values()), self._limit, each)
 
     def counts(self) -> EngineCounts:
@@ -107,7 +118,8 @@ class LlamaEngine:
             words.add(prompt)
         cache = Cache.of(self._decoders[route.variant].architecture, total)
         rng = np.random.default_rng(sampling.seed)
-        sequence = _Sequence(self._number, route, sampling, rng, list(prompt), total - len(prompt), cache, words=words)
+        most = total - len(prompt)
+        sequence = _Sequence(self._number, route, sampling, rng, list(prompt), most, cache, needed, words=words)
         with self._lock:
             self._sequences[self._number] = sequence
         self._count(started=1)
@@ -115,11 +127,14 @@ class LlamaEngine:
 
     def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[SequenceProgress]:
         progress, failures = [], list[Exception]()
+        rows = self._computed_together(sequences) if len(sequences) > 1 else {}
         for number in sequences:
             began = time.perf_counter()
+            row = rows.pop(number, None)
             try:
-                done = self._step(self._sequences[number], max(1, prompt_tokens))
-                progress.append(replace(done, seconds=time.perf_counter() - began))
+                done = self._step(self._sequences[number], max(1, prompt_tokens), row)
+                taken = time.perf_counter() - began + (row.seconds if row is not None else 0.0)
+                progress.append(replace(done, seconds=taken))
             except Exception as error:  # a runtime raises bare exceptions of its C++ side
                 failures.append(error)
                 self._drop(number)
@@ -135,12 +150,28 @@ class LlamaEngine:
         with self._lock:
             self._sequences.clear()
         self._decoders.clear()
+        self._banks.clear()
 
     # --- one step -------------------------------------------------------------------------------------
 
-    def _step(self, s: _Sequence, prompt_tokens: int) -> SequenceProgress:
+    def _computed_together(self, numbers: Sequence[int]) -> dict[int, Row]:
+        """What is behind the newest token of each sequence that is computed with others in one pass."""
+        rows: dict[int, Row] = {}
+        known = [self._sequences[number] for number in dict.fromkeys(numbers) if number in self._sequences]
+        for variant, banks in self._banks.items():
+            writers = [s for s in known if s.writes and not s.route.draft and s.route.variant == variant]
+            if len(writers) > 1:
+                rows |= banks.run(writers)
+        return rows
+
+    def _step(self, s: _Sequence, prompt_tokens: int, row: Row | None) -> SequenceProgress:
+        if row is not None:
+            return self._accepted(s, _Proposal(), row.logits[np.newaxis])
         if s.writes:
-            return self._write(s)
+            proposal = self._proposal(s)
+            tokens = [s.pending[0], *proposal.tokens]
+            logits = self._decoders[s.route.variant].run(s.cache, tokens, start=s.length, rows=range(len(tokens)))
+            return self._accepted(s, proposal, logits)
         piece, s.pending = s.pending[:prompt_tokens], s.pending[prompt_tokens:]
         rows = [] if s.pending else [len(piece) - 1]
         logits = self._decoders[s.route.variant].run(s.cache, piece, start=s.length, rows=rows)
@@ -151,12 +182,10 @@ class LlamaEngine:
         s.writes = True
         return self._wrote(s, [self._chosen(s, logits[0])], 0, 0)
 
-    def _write(self, s: _Sequence) -> SequenceProgress:
-        """The next token, with a draft perhaps several."""
-        proposal = self._proposal(s)
-        tokens = [s.pending[0], *proposal.tokens]
-        logits = self._decoders[s.route.variant].run(s.cache, tokens, start=s.length, rows=range(len(tokens)))
-        self._count(positions=len(tokens), proposed=len(proposal.tokens))
+    def _accepted(self, s: _Sequence, proposal: _Proposal, logits: choosing.FloatArray) -> SequenceProgress:
+        """The next token, with a draft perhaps several; ``logits`` are those behind the newest token and each that was
+        proposed."""
+        self._count(positions=len(logits), proposed=len(proposal.tokens))
         new: list[Token] = []
         accepted = 0
         for i, row in enumerate(logits):
@@ -253,8 +282,11 @@ class LlamaEngine:
     def _drop(self, number: int) -> None:
         with self._lock:
             gone = self._sequences.pop(number, None)
-        if gone is not None:
-            self._count(ended=1)
+        if gone is None:
+            return
+        self._count(ended=1)
+        if gone.route.variant in self._banks:
+            self._banks[gone.route.variant].leave(gone)
 
     def _count(self, **more: int) -> None:
         self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
