@@ -56,7 +56,8 @@ def variation_to_plan_for(*, calm: float, bursts: float, late: float, requests: 
     bursts : float
         Of :func:`burst_variation`.
     late, requests : float
-        Requests of the last hour: those that were late or given up, and all of them.
+        Requests of the last hour: those that were late or given up, and all of them. Of a service that has not served
+        for an hour ``requests`` is what an hour would bring at its rate: the first seconds are not its whole allowance.
     late_share : float
         Of the requests, which the objective allows to be late; in (0, 1).
     """

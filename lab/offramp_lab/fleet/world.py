@@ -171,11 +171,12 @@ class _Service:
         recent = self.spreads[-RECENT * WINDOW_SECONDS :]
         mean = sum(m for _, m in recent)
         at, hour_ago = now + len(self.task.past), max(now - int(HOUR_SECONDS), 0)
+        asked = float(self.totals[at] - self.totals[hour_ago + len(self.task.past)])
         return variation_to_plan_for(
             calm=max(1.0, sum(v for v, _ in recent) / mean) if mean else 1.0,
             bursts=burst_variation(self.counts[max(at - RECENT * WINDOW_SECONDS, 0) : at]),
             late=float(self.figures["missed"][hour_ago:now].sum()),
-            requests=float(self.totals[at] - self.totals[hour_ago + len(self.task.past)]),
+            requests=asked * HOUR_SECONDS / max(now - hour_ago, 1),
             late_share=self.task.late_share,
         )
 
