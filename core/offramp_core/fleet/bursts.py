@@ -65,4 +65,5 @@ def variation_to_plan_for(*, calm: float, bursts: float, late: float, requests: 
         raise InvalidArgumentError(f"late_share is {late_share!r}; it must be between 0 and 1")
     allowed = late_share * requests
     burned = min(1.0, late / allowed) if allowed > 0 else 0.0
-    return calm + max(bursts - calm, 0.0) * burned
+    most = max(calm, bursts)
+    return min(calm + (most - calm) * burned, most)  # rounding is no reason for more
