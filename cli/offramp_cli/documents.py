@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check(node: yaml.Node) -> None:
-    """Refuse what is too deep, holds itself, says a key twice, or grows beyond measure when its aliases are written out."""
+    """Refuse what is too deep, holds itself, says a key twice, or grows beyond measure by its aliases."""
     sizes: dict[int, int] = {}
     if _size(node, sizes, 1) > MOST_NODES:
         raise TooMuchError(f"more than {MOST_NODES:,} values once its aliases are written out", node.start_mark)
