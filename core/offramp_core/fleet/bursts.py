@@ -12,9 +12,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
 
@@ -22,12 +21,12 @@ BURST_SECONDS = 15  # within which seconds are compared: what changes more slowl
 FEWEST_SECONDS = 2 * BURST_SECONDS
 
 
-def burst_variation(by_second: Sequence[float]) -> float:
+def burst_variation(by_second: npt.ArrayLike) -> float:
     """Variance of the number of arrivals in a second divided by its mean, within each quarter of a minute.
 
     Parameters
     ----------
-    by_second : sequence of float
+    by_second : (n,) array
         Requests in each second, the newest last; what does not fill a quarter of a minute is left out at the old end.
 
     Returns
