@@ -45,6 +45,7 @@ def class_of(slice_name: str) -> int | None:
 
 
 _OF_A_TIER = "tier/"  # likewise
+DEFAULT_TIER = "default"  # what a request may call the budget of everybody
 
 
 def tier_slice(name: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import lru_cache
 from typing import Literal
 
@@ -364,7 +365,7 @@ def _menu(a: Records, subject: Subject, steps: Sequence[PathStep], worth: Sequen
     for step, w in zip(steps, worth, strict=True):
         if w > max(best.get(step.active, (0.0, step))[0], LIKELY * max(worth)):
             best[step.active] = w, step
-    found = [((), ())] if a.precision != EXACT else []
+    found: list[tuple[tuple[int, ...], tuple[Decimal, ...]]] = [((), ())] if a.precision != EXACT else []
     found += [(step.active, t) for _, step in best.values() for t in rank_path(a, step.active, step.thresholds)]
     seen = [evaluate(a, active, thresholds) for active, thresholds in found]
     order = sorted(range(len(found)), key=lambda i: (seen[i].lost, seen[i].saving))

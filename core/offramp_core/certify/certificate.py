@@ -198,7 +198,7 @@ def _against_its_own_counts(certificate: Certificate) -> str | None:
 
 def _level_reason(certificate: Certificate) -> str | None:
     allowed = allowance(certificate.delta, certificate.test_index)
-    spent = certificate.level + sum(claim.level for claim in (*certificate.slices, *certificate.tiers))
+    spent = certificate.level + sum(s.level for s in certificate.slices) + sum(t.level for t in certificate.tiers)
     if not 0 < spent <= allowed * (1 + 1e-9):
         return f"level {spent} exceeds the allowance {allowed} of test {certificate.test_index}"
     return None
@@ -220,7 +220,8 @@ def _p_value_reason(certificate: Certificate) -> str | None:
         lost=certificate.lost,
     )
     claims: list[tuple[str, SliceResult | TierResult]] = [("", everybody)]
-    claims += [(f"{part.title}: ", part) for part in (*certificate.slices, *certificate.tiers)]
+    claims += [(f"{s.title}: ", s) for s in certificate.slices]
+    claims += [(f"{t.title}: ", t) for t in certificate.tiers]
     for of, claim in claims:
         if graded != (claim.lost is not None):
             return f"{of}lost belongs to {METHOD_LOSSES} and to it alone; the method is {certificate.method}"

@@ -18,7 +18,7 @@ from offramp_core.generation.losses import Output as Generated
 from offramp_core.generation.losses import answer_pattern
 from offramp_core.plan import MAX_ACTIVE_RAMPS, MAX_TIERS, Execution, RampThreshold
 from offramp_core.precision import EXACT, Precision, check_precision
-from offramp_core.protocol import TimeName, class_of, class_slice, slice_number, tier_slice
+from offramp_core.protocol import DEFAULT_TIER, TimeName, class_of, class_slice, slice_number, tier_slice
 from offramp_core.task import TASKS, Output
 
 Mode = Literal["Auto", "Recommend", "Pinned", "Disabled"]
@@ -59,7 +59,6 @@ _REGION = re.compile(r"^[a-z0-9][-a-z0-9]{0,62}$")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _SLICE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
 _TIER = re.compile(r"^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$")
-DEFAULT_TIER = "default"  # what a request may call the budget of everybody
 _NUMBER_OR_SHARE = re.compile(r"^([1-9][0-9]{0,2}|1000|([1-9][0-9]?|100)%)$")
 _PERCENTILE = re.compile(r"^[5-9][0-9](\.[0-9]{1,3})?$")
 _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")

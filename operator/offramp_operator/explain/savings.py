@@ -89,7 +89,7 @@ def _ramp(use: RampUse) -> str:
 def _slice(use: SliceUse) -> str:
     does = f"stopped: {use.consequence} under this plan" if use.stopped else "takes exits"
     return (
-        f"slice {use.name}: {use.disagreements} of {use.audited:,} audits disagreed, budget {share(use.budget)}; {does}"
+        f"{use.title}: {use.disagreements} of {use.audited:,} audits disagreed, budget {share(use.budget)}; {does}"
     )
 
 

@@ -238,7 +238,7 @@ def _measured(seen: Seen, draft: Draft) -> Measured:
         costs=costs,
         alpha=1 - spec.rollout.confidence,
         now=seen.now,
-        slices=spec.slices,
+        slices=spec.watched,
         slice_alpha=1 - spec.confidence,
         design_effect=worth_one(draft.tuning, rate=draft.tuning.audit_rate),
     )
