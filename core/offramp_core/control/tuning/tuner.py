@@ -44,6 +44,9 @@ LABELS_STEP = 100  # labels are told in steps, so that the status is not written
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
 MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
+# Times what a test for everybody is worth, that may be waited for so that tiers are tested as well: one at a sixth of
+# the budget comes with the first plan, one that is stricter where traffic brings its labels anyway.
+MENU_PATIENCE = 8
 _PATIENCE = 4  # times what a test is worth: a plan that needs more labels is given up for a more cautious one
 
 
@@ -175,7 +178,7 @@ def labels_awaited(view: TunerView) -> int:
     menu = _menu_labels(view) if menu_is_new(view) else 0
     asked = status.labels_needed if status.requested_for == view.objective else 0
     first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
-    return max(first, worth, min(max(asked, menu), _PATIENCE * worth))
+    return max(first, worth, min(asked, _PATIENCE * worth), min(menu, MENU_PATIENCE * worth))
 
 
 def menu_is_new(view: TunerView) -> bool:
