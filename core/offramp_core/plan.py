@@ -113,7 +113,11 @@ class Plan:
             "ramps": _ramps_to_mapping(self.ramps),
             "precision": self.precision,
             "execution": self.execution,
-            **({"tiers": [{"name": t.name, "ramps": _ramps_to_mapping(t.ramps)} for t in self.tiers]} if self.tiers else {}),
+            **(
+                {"tiers": [{"name": t.name, "ramps": _ramps_to_mapping(t.ramps)} for t in self.tiers]}
+                if self.tiers
+                else {}
+            ),
         }
 
     @classmethod

@@ -206,6 +206,7 @@ class WorkerState:
     and costs are the same for all of them. ``captures`` inputs are kept for training, of ``capture_since`` on (None:
     none are asked for). ``newest_epoch`` is the newest one that this worker ever took, as far as it remembers: it
     refuses older ones. ``output`` is the task of its bundle, see :mod:`offramp_core.task`.
+    ``stopped_tiers`` are those of ``stable_hash`` whose exits it switched off because their own detectors alarmed.
     ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready
     worker is of its bundle.)
     """
@@ -234,6 +235,7 @@ class WorkerState:
     newest_epoch: int = 0
     failing: str = ""
     output: str = "Top1"
+    stopped_tiers: tuple[str, ...] = ()
 
 
 TimeName = Literal["latency", "first_token", "per_token"]

@@ -359,8 +359,8 @@ def _path(
 
 
 def _menu(a: Records, subject: Subject, steps: Sequence[PathStep], worth: Sequence[float]) -> tuple[Plan, ...]:
-    """One path of plans that tiers may get, whichever plan the test takes: tiers leave at its ramps, so for the ramps of
-    each likely one there are its thresholds scaled together. At a lower precision its backbone alone is one as well."""
+    """One path of plans that tiers may get, whichever plan the test takes: tiers leave at its ramps, so for the ramps
+    of each likely one there are its thresholds scaled together. At a lower precision its backbone alone is one too."""
     best: dict[tuple[int, ...], tuple[float, PathStep]] = {}
     for step, w in zip(steps, worth, strict=True):
         if w > max(best.get(step.active, (0.0, step))[0], LIKELY * max(worth)):

@@ -96,6 +96,7 @@ class SimWorker:
     night_wrong: float = (
         0.0  # of three requests in ten, which belong to the first slice: how often an exit disagrees besides
     )
+    stopped_tiers: tuple[str, ...] = ()  # by its own detector
     tier_wrong: float = 0.0  # how often an exit of a request of any tier disagrees besides
     scene: int = 1  # requests in a row that show the same input
     shown: list[int] = field(default_factory=list)  # what is left of the scene
@@ -185,7 +186,15 @@ class SimWorker:
         exit_at = exits(view, plan, rows, names)
         c = self.counts.setdefault(
             (doc.epoch if doc else 0, name),
-            {"hash": plan.content_hash, "exits": {}, "exec": {}, "lat": {}, "by_length": {}, "tier_n": {}, "tier_k": {}},
+            {
+                "hash": plan.content_hash,
+                "exits": {},
+                "exec": {},
+                "lat": {},
+                "by_length": {},
+                "tier_n": {},
+                "tier_k": {},
+            },
         )
         if doc is not None and arm is not None and not off and not plan.exits_off:
             self._audit_tiers(c, arm, plan, None if canary else meter, view=view, names=names)
@@ -290,6 +299,7 @@ class SimWorker:
             capture_since=self.document.capture_since if self.document else None,
             fetching=self.fetching,
             newest_epoch=self.newest,
+            stopped_tiers=self.stopped_tiers,
         )
         every = tuple(
             ArmCounts(

@@ -212,8 +212,6 @@ def test_audits_of_tiers_are_pooled_and_what_cannot_be_is_not() -> None:
     assert folded(Ledger(epoch=3), counts(4, 5), live="a").quarantined == ("a",)
 
 
-
-
 def test_what_audits_of_a_tier_are_counted_under_is_told_from_slices() -> None:
     assert tier_of(tier_slice("strict")) == "strict"
     assert tier_of("strict") == tier_of("class/3") == ""
@@ -248,7 +246,7 @@ def test_one_rollout_brings_the_plan_and_that_of_its_tier(fleet: Fleet) -> None:
         fleet.step()
     tier = fleet.status.tiers[0]
     assert (tier.name, tier.state, tier.budget) == ("strict", "Exits", 0.01)
-    assert 0 < tier.saving and tier.certified_k <= 0.01 * tier.certified_n and tier.audited > 0
+    assert tier.saving > 0 and tier.certified_k <= 0.01 * tier.certified_n and tier.audited > 0
     gates = [r.status.gates for r in fleet.rollouts.values()][-1]
     assert "tiers" in [gate.name for gate in gates]
 
@@ -267,6 +265,16 @@ def test_a_tier_over_its_budget_is_stopped_while_everybody_else_goes_on(fleet: F
     events = [e for e in fleet.events if e.reason == "SliceStopped"]
     assert len(events) == 1 and "audits of tier strict disagreed; its budget is 1.00%" in events[0].message
     assert "its requests take no exits" in events[0].message
+
+
+def test_a_tier_that_a_workers_own_detector_stopped_is_stopped_everywhere(fleet: Fleet) -> None:
+    fleet.workers[0].stopped_tiers = ("strict",)
+    fleet.step()
+    assert (published(fleet).stable.tiers, fleet.status.tiers[0].state) == ((), "Stopped")
+    fleet.workers[0].stopped_tiers = ()
+    for _ in range(5):
+        fleet.step()
+    assert fleet.status.tiers[0].state == "Stopped", "it lasts while the plan serves"
 
 
 def test_a_tightened_tier_takes_no_exits_that_were_proven_for_more(fleet: Fleet) -> None:

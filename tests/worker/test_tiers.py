@@ -68,9 +68,7 @@ def test_a_batch_that_mixes_tiers_answers_each_row_as_a_batch_of_its_own_would(s
     x, names = bundles.inputs(24, seed=3), ["", "half", "none"] * 8
     alone = [service.serve(24, seed=3, tier=name) for name in ("", "half", "none")]
     with service.engine._turn:  # one batch of all of them
-        mixed = [
-            service.engine.submit(x[i : i + 1], never_exit=False, tier=name) for i, name in enumerate(names)
-        ]
+        mixed = [service.engine.submit(x[i : i + 1], never_exit=False, tier=name) for i, name in enumerate(names)]
     service.serve(1)
     for i, ticket in enumerate(mixed):
         assert ticket.exits == alone[i % 3][i].exits, (i, names[i])

@@ -30,7 +30,7 @@ class TierBudget:
 
 @dataclass(frozen=True, slots=True)
 class TierResult:
-    """A tier's plan on the held-out records: ``k`` of ``n`` disagreed, which passed at ``level``. ``lost`` is the sum of
+    """A tier's plan on the held-out records: ``k`` of ``n`` disagreed; it passed at ``level``. ``lost`` is the sum of
     graded losses, None where each disagreement loses all."""
 
     name: str

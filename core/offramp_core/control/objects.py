@@ -647,7 +647,7 @@ TierState = Literal["Exits", "NoPlan", "Stopped", "Waiting"]
 @dataclass(frozen=True, slots=True)
 class TierUse:
     """A tier under the stable plan. ``Exits`` says that its requests leave early; ``NoPlan`` that no plan of its own
-    was certified, ``Stopped`` that its audits were surely over ``budget``, ``Waiting`` that exits are off for everybody.
+    was certified, ``Stopped`` that its audits were surely over ``budget``, ``Waiting`` that exits are off for all.
 
     ``saving`` is predicted, on the records of the certificate, where ``certified_k`` of ``certified_n`` answers
     differed; ``disagreements`` of ``audited`` of its own requests did so far.

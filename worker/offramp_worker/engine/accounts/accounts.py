@@ -156,9 +156,7 @@ class Accounts:
             )
             self._metrics.breaker_open.set(self._breaker_open())
 
-    def _judge_tier(
-        self, runtime: Runtime, tier: str, audited: int, disagreements: int, slices: Sequence[str]
-    ) -> None:
+    def _judge_tier(self, runtime: Runtime, tier: str, audited: int, disagreements: int, slices: Sequence[str]) -> None:
         exits = runtime.tiers.get(tier)
         if exits is None or exits.stopped:  # the model itself answers: that says nothing about the plan
             return
