@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check(node: yaml.Node) -> None:
-    """Refuse what is too deep, holds itself, or grows beyond measure when its aliases are written out."""
+    """Refuse what is too deep, holds itself, says a key twice, or grows beyond measure by its aliases."""
     sizes: dict[int, int] = {}
     if _size(node, sizes, 1) > MOST_NODES:
         raise TooMuchError(f"more than {MOST_NODES:,} values once its aliases are written out", node.start_mark)
@@ -118,8 +118,20 @@ def _size(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
     sizes[id(node)] = -1
     inner: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
+        _refuse_twice(node)
         inner = [each for pair in node.value for each in pair]
     elif isinstance(node, yaml.SequenceNode):
         inner = node.value
     sizes[id(node)] = 1 + sum(_size(each, sizes, depth + 1) for each in inner)
     return sizes[id(node)]
+
+
+def _refuse_twice(node: yaml.MappingNode) -> None:
+    """Of a key that stands twice only the last one would count; kubectl refuses it as well."""
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in seen:
+            raise TooMuchError(f"the key {key.value!r} stands twice; only one of them can count", key.start_mark)
+        seen.add(key.value)

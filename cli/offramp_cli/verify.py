@@ -15,6 +15,7 @@ import numpy.typing as npt
 import typer
 import yaml
 
+from offramp_cli.documents import documents
 from offramp_cli.npz import read_npz
 from offramp_core.certify import Certificate, verify_certificate
 from offramp_core.certify.certificate import held_out_rows
@@ -179,22 +180,18 @@ def _plan_of(path: Path) -> Plan:
 def _document(path: Path) -> Mapping[str, Any]:
     """The one object of a YAML or JSON file; of a list that ``kubectl get`` printed, the only item."""
     try:
-        documents = [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None]
+        found = [one.value for one in documents(path.read_text(encoding="utf-8"))]
     except OSError as error:
         raise InvalidSpecError(str(path), f"cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidSpecError(
             str(path), f"is neither YAML nor JSON: {getattr(error, 'problem', None) or error}"
         ) from error
-    if (
-        len(documents) == 1
-        and isinstance(documents[0], Mapping)
-        and documents[0].get("kind") in ("List", "RampConfigList")
-    ):
-        documents = list(documents[0].get("items") or [])
-    if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        raise InvalidSpecError(str(path), f"must hold one object; found {len(documents)} documents")
-    return documents[0]
+    if len(found) == 1 and isinstance(found[0], Mapping) and found[0].get("kind") in ("List", "RampConfigList"):
+        found = list(found[0].get("items") or [])
+    if len(found) != 1 or not isinstance(found[0], Mapping):
+        raise InvalidSpecError(str(path), f"must hold one object; found {len(found)} documents")
+    return found[0]
 
 
 def _mapping(value: Any, field: str) -> dict[str, Any]:

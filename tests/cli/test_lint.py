@@ -154,10 +154,12 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ),
         pytest.param("[" * 5000, "nested more than 100 deep", id="deep beyond Python's stack"),
         pytest.param("{a: " * 150 + "1" + "}" * 150, "nested more than 100 deep", id="deep"),
+        pytest.param("spec: {a: 1}\nspec: {a: 2}\n", "the key 'spec' stands twice", id="a key twice"),
+        pytest.param("spec:\n  a: {b: 1, c: 2, b: 3}\n", "the key 'b' stands twice", id="a key twice within"),
         pytest.param("a: !!timestamp 2026-99-99", "month", id="a day that no calendar has"),
     ],
 )
-def test_a_text_that_grows_beyond_measure_is_a_mistake_for_lint_and_up_alike(
+def test_a_text_that_no_manifest_can_be_is_a_mistake_for_lint_and_up_alike(
     text: str, message: str, tmp_path: Path
 ) -> None:
     (mistake,) = lint_text(text, "f.yaml")[0]

@@ -215,6 +215,7 @@ class TestBadInput:
         [
             ("", "one object"),
             ("a: b: c", "neither YAML nor JSON"),
+            ("ramps: []\nramps: []", "the key 'ramps' stands twice"),
             ("kind: Pod", "RampConfig"),
             ("kind: RampConfig\nspec: 3", "spec"),
             (

@@ -162,13 +162,18 @@ def test_a_policy_sees_what_was_and_nothing_of_what_comes() -> None:
     assert seen.present == Present(ready=some(2))
 
 
-def test_the_variation_of_arrivals_is_measured_in_windows_of_the_objective() -> None:
-    calm, bursty = (Fixed([(0, some(9))], interval_seconds=149) for _ in range(2))
-    simulate([task([200] * 150)], [pool()], calm)
-    rng = np.random.default_rng(1)
-    simulate([task(list(rng.choice([0, 400], 150)))], [pool()], bursty)
-    assert calm.seen[0].arrival_variation < 1.5
-    assert bursty.seen[0].arrival_variation >= calm.seen[0].arrival_variation
+def test_bursts_count_once_they_made_requests_late() -> None:
+    """Seconds of none and of 400: enough workers for all of them see a calm service, too few a bursty one."""
+    seen = []
+    bursty = list(np.random.default_rng(1).choice([0, 400], 150))
+    for counts, workers in (([200] * 150, 9), (bursty, 9), (bursty, 3)):
+        policy = Fixed([(0, some(workers))], interval_seconds=149)
+        simulate([task(counts)], [pool()], policy)
+        seen.append(policy.seen[0].arrival_variation)
+    steady, enough, too_few = seen
+    assert steady < 1.5
+    assert max(steady, enough) < 3
+    assert too_few > 50
 
 
 # --- policies ----------------------------------------------------------------------------------------

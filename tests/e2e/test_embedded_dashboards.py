@@ -4,10 +4,8 @@ promotion and a rollback."""
 from __future__ import annotations
 
 import contextlib
-import json
-import math
+import importlib
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +16,6 @@ import httpx
 import onnx
 import pytest
 import safetensors.numpy
-import yaml
 from bench.ports import free_port
 
 from offramp_operator.local.embedded import USUAL_WEB_PORT
@@ -27,10 +24,10 @@ from offramp_operator.local.process import HOST
 sys.path.insert(0, str(Path(__file__).parent))
 
 from identity_bundle import _run_tapped, inputs
+from prometheus_beside import SCRAPE_SECONDS, asked, prometheus, queries, values, without_data
+from streams import Readers
 
-ROOT = Path(__file__).parents[2]
-FILES = ROOT / "helm" / "offramp" / "files"
-SCRAPE_SECONDS = 2
+GENERATED = "Generated answers"  # the row of services that write text
 # A service that has something to show in every panel: a slice, a cache, answers kept for true labels, and enough
 # batches held back to measure savings in a minute.
 SPEC = {
@@ -54,57 +51,6 @@ def give_true_labels(tools: Any, url: str, rows: Any, truth: Any) -> None:
             label = (int(truth[row]) + (row == 0)) % tools.n_classes
             told = client.post("/v2/models/tiny/feedback", json={"id": reply["id"], "label": label})
             assert told.status_code == 200, told.text
-
-
-@contextlib.contextmanager
-def prometheus(folder: Path, *, operator: int) -> Iterator[httpx.Client]:
-    """A Prometheus that scrapes what docs/reference/metrics.md says, with the chart's rules."""
-    built = subprocess.run([ROOT / "cluster" / "tools", "prometheus"], capture_output=True, text=True, check=True)
-    config = {
-        "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "evaluation_interval": "5s"},
-        "rule_files": [str(path) for path in sorted((FILES / "rules").glob("*.yaml"))],
-        "scrape_configs": [
-            {"job_name": "operator", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{operator}"]}]},
-            {
-                "job_name": "workers",
-                "http_sd_configs": [{"url": f"http://127.0.0.1:{operator}/targets", "refresh_interval": "2s"}],
-            },
-        ],
-    }
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    port = free_port()
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                Path(built.stdout.strip()) / "prometheus",
-                f"--config.file={folder / 'prometheus.yaml'}",
-                f"--storage.tsdb.path={folder / 'tsdb'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
-            yield client
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def asked(client: httpx.Client, path: str, **query: Any) -> Any:
-    answer = client.get(f"/api/v1/{path}", params=query).json()
-    assert answer["status"] == "success", (query, answer)
-    return answer["data"]
-
-
-def values(client: httpx.Client, expr: str, *, since: float) -> list[float]:
-    """Every finite value that an expression had since a time."""
-    for name, value in (("$namespace", "default"), ("$service", "tiny"), ("$__rate_interval", "1m")):
-        expr = expr.replace(name, value)
-    series = asked(client, "query_range", query=expr, start=since, end=time.time(), step=SCRAPE_SECONDS)["result"]
-    found = [float(value) for one in series for _, value in one["values"]]
-    return [value for value in found if math.isfinite(value)]
 
 
 def hard_rows(bundle: Path) -> Any:
@@ -218,13 +164,7 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
         time.sleep(3 * SCRAPE_SECONDS)
         traffic.stop()
 
-        empty: dict[str, list[str]] = {}
-        for path in sorted((FILES / "dashboards").glob("*.json")):
-            for panel in json.loads(path.read_text())["panels"]:
-                for target in panel.get("targets", ()):
-                    if not values(client, target["expr"], since=began):
-                        empty.setdefault(panel["title"], []).append(target["expr"])
-        assert empty == {}
+        assert without_data(client, [q for q in queries() if q[0] != GENERATED], since=began) == {}
         rules = [rule for group in asked(client, "rules")["groups"] for rule in group["rules"]]
         assert len(rules) > 30 and {rule["health"] for rule in rules} == {"ok"}, [
             r for r in rules if r["health"] != "ok"
@@ -244,4 +184,38 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
         assert answered >= 0.9 * traffic.answered
         look_at_the_page(browser, service)
     assert traffic.failures == []
+    assert service.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_panel_of_generated_answers_has_data_of_streams_with_drafts_and_without(
+    up: Callable[..., Any], tools: Any, tmp_path: Path
+) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
+    importlib.import_module("story_bundles").write_story_bundle(tmp_path / "stories")
+    service = up(
+        model={"uri": f"file://{tmp_path / 'stories'}"},
+        objective={
+            "latency": {"timeToFirstToken": "20s", "timePerToken": "5s"},
+            "accuracy": {"output": "TokenF1", "maxLoss": "0.4"},
+        },
+        ramps={"maxOverhead": "0.5"},
+        rollout={"steps": [{"weight": 50}], "confidence": "0.9", "cooldown": "20s"},
+        replicas=1,
+    )
+    port, began = free_port(), time.time()
+    service.start("--metrics-port", str(port))
+    service.await_ready(1)
+    readers = Readers(service.url, n=3)
+    panels = [q for q in queries() if q[0] == GENERATED]
+    assert len({title for _, title, _ in panels}) >= 12
+    with prometheus(tmp_path, operator=port) as client:
+        readers.start()
+        missing = lambda: without_data(client, panels, since=began)  # noqa: E731
+        tools.eventually(lambda: not missing(), what="data in every panel", seconds=400, state=missing)
+        readers.stop()
+        answered = 'sum(earlyexit_generation_answers_total{outcome="ok"})'
+        assert readers.ended > 0 and max(values(client, answered, since=began), default=0) > 0
+    assert not readers.broken, readers.broken[:3]
     assert service.stop() == 0

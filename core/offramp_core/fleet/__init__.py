@@ -2,6 +2,7 @@
 
 parts.py     what is planned from: pools, services, columns (certified plan x pool x batch size)
 queueing.py  head-room: how much workers must be able to do beyond the demand, so that the objective holds
+bursts.py    how much demand varies, and how much of that a plan is for
 forecast.py  the demand by the time a new worker would answer
 exact.py     one service at given pool prices, exactly
 shared.py    many services that share pools: prices, a bound, and a plan that fits
@@ -13,6 +14,7 @@ document.py  pools and services as people write them down
 ``spec.autoscaling``. Decision 99 says what was tried.
 """
 
+from offramp_core.fleet.bursts import burst_variation, variation_to_plan_for
 from offramp_core.fleet.document import LARGEST_BATCH, FleetDocument, parse_fleet
 from offramp_core.fleet.forecast import (
     DAY_SECONDS,
@@ -49,10 +51,12 @@ __all__ = [
     "Switch",
     "Window",
     "Workers",
+    "burst_variation",
     "headroom_rate",
     "next_steps",
     "parse_fleet",
     "plan_fleet",
     "predicted_rate",
     "saved_by_one_more",
+    "variation_to_plan_for",
 ]

@@ -71,7 +71,8 @@ class Seen:
     windows: tuple[Window, ...]
     #: Requests in the second before.
     last_rate: float
-    #: Variance of the number of arrivals in a window as long as the objective, divided by its mean.
+    #: What a plan is for (``variation_to_plan_for``): between that of windows as long as the objective and that of
+    #: bursts.
     arrival_variation: float
     #: Of the time of the workers that answered, since the policy was last asked.
     busy_share: float

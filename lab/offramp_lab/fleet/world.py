@@ -21,7 +21,9 @@ from offramp_core.fleet import (
     Step,
     Window,
     Workers,
+    burst_variation,
     next_steps,
+    variation_to_plan_for,
 )
 from offramp_lab.fleet.compiled import ANSWERED, BUSY, FIGURES, MISSED, SOJOURN, Floats, serve_until
 from offramp_lab.fleet.parts import Policy, Seen, Task
@@ -136,7 +138,7 @@ class _Service:
             columns=tuple(m.column for m in self.task.menu),
             windows=self._windows(now),
             last_rate=float(self.counts[max(now + len(self.task.past) - 1, 0)]),
-            arrival_variation=self._variation(),
+            arrival_variation=self._variation(now),
             busy_share=min(busy, 1.0),
             in_flight=in_flight,
             present=self.present(),
@@ -165,10 +167,18 @@ class _Service:
         rate = float(self.totals[at] - self.totals[at - WINDOW_SECONDS]) / WINDOW_SECONDS
         return Window(ended_at=float(end), seconds=float(WINDOW_SECONDS), rate=rate)
 
-    def _variation(self) -> float:
-        recent = self.spreads[-10 * WINDOW_SECONDS :]
+    def _variation(self, now: int) -> float:
+        recent = self.spreads[-RECENT * WINDOW_SECONDS :]
         mean = sum(m for _, m in recent)
-        return max(1.0, sum(v for v, _ in recent) / mean) if mean else 1.0
+        at, hour_ago = now + len(self.task.past), max(now - int(HOUR_SECONDS), 0)
+        asked = float(self.totals[at] - self.totals[hour_ago + len(self.task.past)])
+        return variation_to_plan_for(
+            calm=max(1.0, sum(v for v, _ in recent) / mean) if mean else 1.0,
+            bursts=burst_variation(self.counts[max(at - RECENT * WINDOW_SECONDS, 0) : at]),
+            late=float(self.figures["missed"][hour_ago:now].sum()),
+            requests=asked * HOUR_SECONDS / max(now - hour_ago, 1),
+            late_share=self.task.late_share,
+        )
 
     # --- workers -----------------------------------------------------------------------------------
 

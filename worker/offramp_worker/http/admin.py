@@ -19,7 +19,7 @@ from offramp_core.protocol import Observations, SignedDocument, WorkerState
 from offramp_core.reasons import Reason
 from offramp_worker.documents import parse_document
 from offramp_worker.engine.execution.ramp_sets import PlanPostponedError
-from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
+from offramp_worker.http.bodies import App, BodyTooLargeError, Receive, Scope, Send, header, read_body, send_json
 from offramp_worker.http.methods import with_methods
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.settings import Settings
@@ -88,7 +88,7 @@ def _rest(worker: Controlled) -> FastAPI:
         try:
             body = await read_body(request.scope, request.receive, limit=MAX_DOCUMENT_BYTES)
             document = parse_document(body, SignedDocument)
-        except TooLargeError:
+        except BodyTooLargeError:
             return _error(413, Reason.MALFORMED, f"the document is larger than {MAX_DOCUMENT_BYTES} bytes")
         except ValueError as error:
             return _error(400, Reason.MALFORMED, f"the document does not parse: {error}")

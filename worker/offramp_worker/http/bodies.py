@@ -15,7 +15,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 
-class TooLargeError(Exception):
+class BodyTooLargeError(Exception):
     """The body is larger than allowed."""
 
 
@@ -36,14 +36,14 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int) -> bytes:
 
     Raises
     ------
-    TooLargeError
+    BodyTooLargeError
         Before more than ``limit`` bytes are kept.
     DisconnectedError
         The client went away.
     """
     announced = header(scope, b"content-length")
     if announced is not None and int(announced) > limit:  # the server has checked that it is a number
-        raise TooLargeError
+        raise BodyTooLargeError
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -53,7 +53,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise TooLargeError
+            raise BodyTooLargeError
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from offramp_core.task import Task
 from offramp_worker.engine.engine import Engine
 from offramp_worker.front import Front
-from offramp_worker.http.bodies import App, DisconnectedError, TooLargeError, read_body
+from offramp_worker.http.bodies import App, BodyTooLargeError, DisconnectedError, read_body
 from offramp_worker.http.methods import with_methods
 from offramp_worker.http.tensors import MAX_SHOWN, VERSION, BadRequestError, model_metadata, server_metadata, shown
 from offramp_worker.worker import InferenceWorker
@@ -89,7 +89,7 @@ async def _feedback(worker: InferenceWorker, front: Front, name: str, request: R
             status, reply = 404, {"error": f"id: {shown(request_id)} is no recent reply that awaits its label"}
         else:
             reply = {"id": verdict.id, "right": verdict.right, "wrong": verdict.wrong}
-    except TooLargeError:
+    except BodyTooLargeError:
         status, reply = 413, {"error": f"body: is larger than {MAX_FEEDBACK_BYTES} bytes"}
     except (BadRequestError, DisconnectedError) as error:
         status, reply = 400, {"error": str(error)}

@@ -21,12 +21,12 @@ from offramp_worker.generate.requests import Asked, RequestError, Wanted, tokeni
 from offramp_worker.generate.seam import Tokenizer
 from offramp_worker.generate.tickets import ClosedError, Ticket
 from offramp_worker.http.bodies import (
+    BodyTooLargeError,
     DisconnectedError,
     Headers,
     Receive,
     Scope,
     Send,
-    TooLargeError,
     header,
     send_bytes,
 )
@@ -142,7 +142,7 @@ class Door:
         except (RequestError, ClosedError) as error:
             await self._refuse(send, form, error_of(error))
             return
-        except TooLargeError:
+        except BodyTooLargeError:
             message = f"body: is larger than {self.max_body_bytes} bytes, more than any prompt that fits the context"
             await self._refuse(send, form, ErrorReply(413, message, "body"))
             return
@@ -301,11 +301,11 @@ async def _read_within(scope: Scope, receive: Receive, *, limit: int, held: _Hel
 
     Raises
     ------
-    TooLargeError, NoMemoryError, DisconnectedError
+    BodyTooLargeError, NoMemoryError, DisconnectedError
     """
     announced = header(scope, b"content-length")
     if announced is not None and int(announced) > limit:
-        raise TooLargeError
+        raise BodyTooLargeError
     body = bytearray()
     while True:
         message = await receive()
@@ -313,7 +313,7 @@ async def _read_within(scope: Scope, receive: Receive, *, limit: int, held: _Hel
             raise DisconnectedError
         chunk = message.get("body", b"")
         if len(body) + len(chunk) > limit:
-            raise TooLargeError
+            raise BodyTooLargeError
         held.take(len(chunk))
         body += chunk
         if not message.get("more_body", False):
