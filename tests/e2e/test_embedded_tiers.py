@@ -107,5 +107,5 @@ def test_two_tiers_get_different_plans_and_the_one_that_breaks_its_budget_is_sto
     assert len(told) == 1 and "audits of tier strict disagreed; its budget is 3.00%" in told[0]
     why = [sys.executable, "-m", "offramp_cli", "why", "tiny", "--state", str(service.state)]
     explained = subprocess.run(why, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert "tier strict: budget 3.0%; stopped: its requests take no exits under this plan" in explained
+    assert "tier strict: budget 3%; stopped: its requests take no exits under this plan" in explained
     assert service.stop() == 0
