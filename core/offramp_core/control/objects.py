@@ -641,7 +641,7 @@ class SliceUse:
         return "its requests take no exits" if class_of(self.name) is None else "no exit gives such an answer"
 
 
-TierState = Literal["Exits", "NoPlan", "Stopped", "Waiting"]
+TierState = Literal["Waiting", "Exits", "NoPlan", "Stopped"]
 
 
 @dataclass(frozen=True, slots=True)
