@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,7 +64,8 @@ def texts(rng: np.random.Generator, n: int) -> Batches:
     """Texts of 4 to 512 tokens, most of them short, on a quiet machine."""
     rows = _rows(rng, n)
     tokens = np.clip(rng.lognormal(math.log(60), 0.9, n), 4, 512).astype(np.int64)
-    length = np.asarray([length_class(t) for t in tokens.tolist()])
+    kinds, kind = np.unique(tokens, return_inverse=True)
+    length = np.asarray([length_class(t) for t in kinds.tolist()])[kind]
     return Batches(rows, length, (0.002 + 2e-5 * rows * length) * rng.lognormal(0, 0.08, n))
 
 
@@ -106,12 +108,12 @@ BEFORE = Judge(by_length=False, request_rate=0.0)
 
 def sketches_of(batches: Batches) -> dict[BatchShape, SecondsSketch]:
     """Execution sketches by shape, as workers report them."""
+    buckets = map(bucket_index, batches.seconds.tolist())
     counts: dict[BatchShape, dict[int, int]] = {}
-    for rows, length, seconds in zip(
-        batches.rows.tolist(), batches.length.tolist(), batches.seconds.tolist(), strict=True
-    ):
-        histogram, index = counts.setdefault(BatchShape(rows, length), {}), bucket_index(seconds)
-        histogram[index] = histogram.get(index, 0) + 1
+    for (*shape, index), n in Counter(
+        zip(batches.rows.tolist(), batches.length.tolist(), buckets, strict=True)
+    ).items():
+        counts.setdefault(BatchShape(*shape), {})[index] = n
     return {shape: SecondsSketch(histogram) for shape, histogram in counts.items()}
 
 
@@ -148,9 +150,7 @@ def rejects(
 
 def limits_of(batches: Batches, limits: SlowLimits) -> Floats:
     """The limit of every batch; infinite where it has none."""
-    shapes = {
-        BatchShape(rows, length) for rows, length in zip(batches.rows.tolist(), batches.length.tolist(), strict=True)
-    }
+    shapes = {BatchShape(*shape) for shape in set(zip(batches.rows.tolist(), batches.length.tolist(), strict=True))}
     found = np.full(len(batches.rows), math.inf)
     for shape in shapes:
         limit = limits.of(shape)

@@ -17,6 +17,8 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile(
     "offramp", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
+# The inner loop tries fewer; `make test` tries all.
+settings.register_profile("fast", settings.get_profile("offramp"), max_examples=25)
 settings.load_profile("offramp")
 
 HERE = Path(__file__).parent

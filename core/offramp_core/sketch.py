@@ -56,9 +56,9 @@ class SecondsSketch:
 
 def bucket_index(seconds: float) -> int:
     """Index of the bucket that holds ``seconds``."""
-    if not seconds >= 0 or math.isinf(seconds):
+    if not 0 <= seconds < math.inf:
         raise InvalidArgumentError(f"seconds is {seconds}; it must be finite and >= 0")
-    return math.ceil(math.log(max(seconds, SMALLEST_SECONDS)) / _LOG_GAMMA)
+    return math.ceil(math.log(seconds if seconds > SMALLEST_SECONDS else SMALLEST_SECONDS) / _LOG_GAMMA)
 
 
 def bucket_seconds(index: int) -> float:

@@ -97,7 +97,9 @@ def test_ramps_trained_by_a_job_are_promoted_and_leave_no_input_behind(
     stable = namespace.get("rampconfig", status()["stableConfig"])
     assert stable["spec"]["rampSetDigest"] == new
     assert stable["status"]["certificates"][0]["rampSetDigest"] == new
-    assert {"TrainingStarted", "RampsTrained", "Promoted"} <= reasons(namespace)
+    events = {"TrainingStarted", "RampsTrained", "Promoted"}
+    # Written after the status that they are about.
+    namespace.eventually("their events", lambda: events <= reasons(namespace))
     assert not namespace.condition("tiny", "RampTraining")
     (kept,) = (store / "offramp" / "tiny" / "ramp-sets").iterdir()
     assert kept.name == new.removeprefix("sha256:")

@@ -28,7 +28,7 @@ from offramp_core.control.snapshot import (
 )
 from offramp_core.control.spec import parse_spec
 from offramp_core.evidence.meter import HoldbackMeter
-from offramp_core.evidence.slow import BatchShape, parse_limits
+from offramp_core.evidence.slow import BatchShape, SlowLimits, parse_limits
 from offramp_core.plan import Plan
 from offramp_core.precision import Precision
 from offramp_core.protocol import (
@@ -68,6 +68,25 @@ def pool(n: int, *, seed: int, confusion: float = 0.0) -> Records:
     uncertainty = np.round(1 / (1 + np.exp(margin + rng.normal(0, 0.4, size=(n, 3)))), 6).astype(np.float32)
     costs = ExitCosts(np.array(COSTS["segment_seconds"][0], float), np.array(COSTS["ramp_seconds"][0], float))
     return Records(uncertainty, agrees, np.ones(n, bool), costs, time=np.zeros(n))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A plan document as a worker keeps it, parsed once."""
+
+    document: PlanDocument | None
+    plans: Mapping[str, Plan]  # by the name of the arm
+    limits: tuple[SlowLimits, SlowLimits]  # of batches without a length, and with one
+
+    @classmethod
+    def of(cls, document: PlanDocument | None) -> Taken:
+        off = Plan(BACKBONE, RAMP_SET)
+        if document is None:
+            return cls(None, {"stable": off, "holdback": off}, (SlowLimits(), SlowLimits()))
+        arms = {"stable": document.stable, "canary": document.canary}
+        plans = {name: Plan.from_mapping(arm.plan) if arm is not None else off for name, arm in arms.items()}
+        limits = [parse_limits(document.slow_seconds, by) for by in ({}, document.slow_seconds_by_length)]
+        return cls(document, {**plans, "holdback": off}, (limits[0], limits[1]))
 
 
 @dataclass
@@ -151,10 +170,11 @@ class SimWorker:
     def serve(self, records: Records, requests: int, now: float) -> list[tuple[int, float]]:
         """Answer requests in batches of 1 to 4; returns the audited rows with their times."""
         audited: list[tuple[int, float]] = []
+        taken = Taken.of(self.document)
         while requests > 0:
             size = min(int(self.rng.integers(1, 5)), requests)
             requests -= size
-            audited += self._batch(records, size, now)
+            audited += self._batch(records, size, now, taken)
         return audited
 
     def _shown(self, n: int, size: int) -> np.ndarray:
@@ -166,19 +186,19 @@ class SimWorker:
         rows, self.shown = self.shown[:size], self.shown[size:]
         return np.array(rows)
 
-    def _batch(self, records: Records, size: int, now: float) -> list[tuple[int, float]]:
-        doc = self.document
+    def _batch(self, records: Records, size: int, now: float, taken: Taken) -> list[tuple[int, float]]:
+        doc = taken.document
         canary = doc is not None and doc.canary is not None and self.rng.random() < doc.weight_percent / 100
         arm, name = (
             (doc.canary if canary else doc.stable, "canary" if canary else "stable")
             if doc is not None
             else (None, "stable")
         )
-        plan = Plan.from_mapping(arm.plan) if arm is not None else Plan(BACKBONE, RAMP_SET)
+        plan = taken.plans[name]
         meter = self._meter(doc, plan) if not canary and not plan.exits_off else None
         off = meter is not None and self.coin.random() < meter.share
         if off:
-            name, plan = "holdback", Plan(BACKBONE, RAMP_SET)
+            name, plan = "holdback", taken.plans["holdback"]
         rows = self._shown(len(records), size)
         records = self.sets.get(plan.ramp_set_digest, records)
         view = records.at(plan.precision)
@@ -199,16 +219,16 @@ class SimWorker:
         if doc is not None and arm is not None and not off and not plan.exits_off:
             self._audit_tiers(c, arm, plan, None if canary else meter, view=view, names=names)
         drawn = self.rng.random(size) < (arm.audit_rate if arm is not None else 0.0)
-        agrees = np.column_stack([view.agrees, view.final_agrees])  # the last column is also index -1
-        wrong = np.array([not agrees[r, e] for r, e in zip(rows, exit_at, strict=True)])
+        agree = [view.agrees[r, e] if e >= 0 else view.final_agrees[r] for r, e in zip(rows, exit_at, strict=True)]
+        wrong = ~np.array(agree, dtype=bool)
         seconds = float(self.rng.lognormal(-5.0, 0.2)) * (0.8 + 0.2 * size) * (self.slowdown if canary else 1.0)
         length = int(self.coin.choice(self.lengths)) if self.lengths else 0
         seconds *= length / 16 if length else 1.0
         if meter is not None:
-            taken, expected = seconds if off else seconds * self.exits_take, 0.008 * (0.8 + 0.2 * size)
+            took, expected = seconds if off else seconds * self.exits_take, 0.008 * (0.8 + 0.2 * size)
             meter.count_audit_time(int(drawn.sum()) * self.audit_seconds)
             meter.count_audited_batch(expected_seconds=expected)
-            meter.count_batch(held_back=off, expected_seconds=expected, answer_seconds=taken, engine_seconds=taken)
+            meter.count_batch(held_back=off, expected_seconds=expected, answer_seconds=took, engine_seconds=took)
             if not off:
                 meter.count_replies("final", int((exit_at < 0).sum()))
                 for e in exit_at[exit_at >= 0]:
@@ -226,9 +246,7 @@ class SimWorker:
         if doc is not None and doc.capture_since is not None and now > doc.capture_since:
             self.captures += int(drawn.sum())
         shape = BatchShape(size, length if self.tells_lengths else 0)
-        limit = None
-        if doc is not None:
-            limit = parse_limits(doc.slow_seconds, doc.slow_seconds_by_length if shape.length else {}).of(shape)
+        limit = taken.limits[bool(shape.length)].of(shape)
         if limit is not None and canary and doc is not None:
             limit *= 1 + doc.max_overhead
         add(
@@ -274,7 +292,9 @@ class SimWorker:
         if doc is None:
             return None
         key = (plan.content_hash, doc.holdback_share)
-        return self.meters.setdefault(key, HoldbackMeter(plan_hash=key[0], share=key[1]))
+        if key not in self.meters:
+            self.meters[key] = HoldbackMeter(plan_hash=key[0], share=key[1])
+        return self.meters[key]
 
     def view(self, *, silent: bool = False) -> Worker:
         state = WorkerState(
@@ -404,12 +424,11 @@ def costs(others: Mapping[Precision, Records]) -> dict[str, Any]:
 
 
 def exits(records: Records, plan: Plan, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Index of the ramp each row leaves at, -1 for none."""
-    out = np.full(len(rows), -1)
-    for ramp in reversed(plan.ramps):
-        j = names.index(ramp.id)
-        out[records.uncertainty[rows, j] < np.float32(float(ramp.threshold))] = j
-    return out
+    """Index of the ramp each row leaves at, -1 for none. Row by row: a batch is small, and there are many."""
+    ramps = [(names.index(ramp.id), np.float32(float(ramp.threshold))) for ramp in plan.ramps]
+    return np.array(
+        [next((j for j, threshold in ramps if records.uncertainty[row, j] < threshold), -1) for row in rows], dtype=int
+    )
 
 
 MANIFEST: dict[str, Any] = {

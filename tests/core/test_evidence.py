@@ -153,6 +153,7 @@ class TestExposure:
     @given(n=st.integers(1, 5000), p0=st.floats(0.002, 0.5))
     def test_the_rejection_count_is_the_first_that_crosses(self, n: int, p0: float) -> None:
         k = int(exposure.rejection_count(np.array([n]), p0=p0, alpha=0.01, grid=alternatives(p0))[0])
+        assert exposure.rejects_from(n, p0=p0, alpha=0.01, grid=alternatives(p0)) == k
         if k <= n:
             assert log_e_value(k, n, p0=p0) >= math.log(100) - 1e-9
         if k > 0:

@@ -319,17 +319,21 @@ def load(folder: Path, *, threads: int, cache_bytes: int) -> Loaded:
     return Loaded(engine.bundle, engine, tokenizer())
 
 
+def _empty(w: Weights) -> np.ndarray[Any, Any]:
+    return np.zeros((2, w.layers, w.context, w.kv_heads * w.head), dtype=np.float32)
+
+
 def greedy(prompt: str, *, n: int, variant: str = REFERENCE) -> tuple[list[int], str]:
-    """Tokens and text of a greedy answer, by the simplest loop there is: no cache, the whole text again for each
-    token."""
+    """Tokens and text of a greedy answer: one after the other, then the whole text at once, as if there were no cache,
+    which must say the same behind each of its tokens."""
     w, ids = weights(32 if variant == REFERENCE else 4), [BEGIN, *tokenizer().encode(prompt)]
-    answer: list[int] = []
+    growing, whole = (Growing(w, DecodingRoute(), Sampling(), [], [], 0, _empty(w)) for _ in range(2))
+    answer, new = list[int](), ids
     while len(answer) < n and len(ids) + len(answer) < w.context:
-        cache = np.zeros((2, w.layers, len(ids) + len(answer), w.kv_heads * w.head), dtype=np.float32)
-        fresh = Growing(w, DecodingRoute(), Sampling(), [], [], 0, cache)
-        token = int(np.argmax(fresh.forward(ids + answer)[-1]))
-        answer.append(token)
-        if token in (BEGIN, END):
+        new = [int(np.argmax(growing.forward(new)[-1]))]
+        answer += new
+        if new[0] in (BEGIN, END):
             break
+    assert np.argmax(whole.forward([*ids, *answer[:-1]])[len(ids) - 1 :], axis=-1).tolist() == answer
     decoder = tokenizer().decoder()
     return answer, "".join(map(decoder.add, answer)) + decoder.finish()

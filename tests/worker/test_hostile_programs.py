@@ -1,5 +1,8 @@
 """What an archive of ``torch.export`` may hold: anything else is refused before torch sees it, and nothing in it is
-executed."""
+executed.
+
+Tests that export or load a program are slow: each process first imports the compiler of torch.
+"""
 
 from __future__ import annotations
 
@@ -177,6 +180,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "executed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CODE)
 def test_what_could_execute_code_is_refused_by_name_before_torch_sees_it(
     case: str, tmp_path: Path, marker: Path
@@ -270,6 +274,7 @@ STRUCTURE: dict[str, tuple[Callable[[Path], bytes], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STRUCTURE)
 def test_a_broken_or_greedy_archive_is_refused_by_name(case: str, tmp_path: Path) -> None:
     make, message = STRUCTURE[case]
@@ -304,6 +309,7 @@ def exported(model: torch.nn.Module) -> torch.export.ExportedProgram:
     return torch.export.export(model.eval(), (torch.zeros(2, 4),), dynamic_shapes=({0: batch},))
 
 
+@pytest.mark.slow
 def test_a_program_answers_the_same_after_it_was_read_and_written_again(tmp_path: Path) -> None:
     program = exported(Everything())
     path = tmp_path / "m.pt2"
@@ -315,6 +321,7 @@ def test_a_program_answers_the_same_after_it_was_read_and_written_again(tmp_path
     assert not read._guards_code
 
 
+@pytest.mark.slow
 def test_control_flow_is_read_like_the_graph_around_it(tmp_path: Path) -> None:
     class Branches(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -380,6 +387,7 @@ def test_layouts_of_older_releases_of_torch_are_read_as_strictly(
     assert older.model.SerializeToString(deterministic=True) == today.model.SerializeToString(deterministic=True)
 
 
+@pytest.mark.slow
 def test_a_file_of_tensors_that_is_an_archive_of_code_is_refused(tmp_path: Path, marker: Path) -> None:
     content = hostile.members(as_torch_2_7_saved_it())
     for name in ("serialized_state_dict.pt", "serialized_constants.pt"):
@@ -389,6 +397,7 @@ def test_a_file_of_tensors_that_is_an_archive_of_code_is_refused(tmp_path: Path,
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_a_program_with_a_fixed_batch_is_refused_with_how_to_export_it(tmp_path: Path) -> None:
     path = tmp_path / "m.pt2"
     torch.export.save(torch.export.export(Everything().eval(), (torch.zeros(2, 4),)), path)
@@ -396,6 +405,7 @@ def test_a_program_with_a_fixed_batch_is_refused_with_how_to_export_it(tmp_path:
         load_backbone(str(path), ROWS)
 
 
+@pytest.mark.slow
 def test_every_operator_that_the_converter_knows_is_allowed_or_left_out_knowingly() -> None:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 

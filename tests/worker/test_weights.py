@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,23 +32,26 @@ def alone() -> Iterator[None]:
     gc.collect()
 
 
+@cache
+def kernel(layer: int, seed: int) -> npt.NDArray[np.float32]:
+    drawn = np.random.default_rng([seed, layer]).standard_normal((CHANNELS, CHANNELS, 3, 3), dtype=np.float32)
+    return drawn / np.float32(48)
+
+
 def convolutions(*, until: int = LAYERS, seed: int = 0) -> onnx.ModelProto:
     """The first layers of a network of 28 MiB."""
-    rng = np.random.default_rng(seed)
     nodes, held, last = [], [], "x"
-    for i in range(LAYERS):
-        kernel = (rng.standard_normal((CHANNELS, CHANNELS, 3, 3)) / 48).astype(np.float32)
-        if i < until:
-            held.append(numpy_helper.from_array(kernel, f"w{i}"))
-            nodes.append(helper.make_node("Conv", [last, f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1]))
-            nodes.append(helper.make_node("Relu", [f"c{i}"], [f"r{i}"]))
-            last = f"r{i}"
+    for i in range(until):
+        held.append(numpy_helper.from_array(kernel(i, seed), f"w{i}"))
+        nodes.append(helper.make_node("Conv", [last, f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"c{i}"], [f"r{i}"]))
+        last = f"r{i}"
     return _model(nodes, held, last, (CHANNELS, 6, 6))
 
 
 def products(*, size: int = 64) -> onnx.ModelProto:
-    kernel = np.random.default_rng(1).standard_normal((size, size)).astype(np.float32)
-    return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], [numpy_helper.from_array(kernel, "w")], "y", (size,))
+    held = np.random.default_rng(1).standard_normal((size, size)).astype(np.float32)
+    return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], [numpy_helper.from_array(held, "w")], "y", (size,))
 
 
 def _model(

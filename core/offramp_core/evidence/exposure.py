@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from offramp_core import binomial
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.evidence.one_arm import alternatives, check_rate, log_mixture
+from offramp_core.evidence.one_arm import alternatives, check_rate, log_average_ratio, log_mixture
 from offramp_core.evidence.slow import Judged
 from offramp_core.evidence.two_arm import harmful_shares
 
@@ -137,7 +137,7 @@ def noticed_slowdown(
         if harm is None:
             continue
         slow = _events_in(batches, rate=harm.slow_rate, power=each)
-        if slow and _power(np.asarray([slow]), share, harm.harmful, alpha, harmful_shares(share))[0] >= each:
+        if slow and _power(slow, share, harm.harmful, alpha, harmful_shares(share)) >= each:
             return slowdown
     return None
 
@@ -173,7 +173,7 @@ def harmful_exposure(
         raise InvalidArgumentError(f"harmful is {harmful}; it must exceed p0={p0}, or there is nothing to notice")
     grid = grid or alternatives(p0, "greater")
     high = 1
-    while _power(np.asarray([high]), p0, harmful, alpha, grid)[0] < power:
+    while _power(high, p0, harmful, alpha, grid) < power:
         high *= 2
         if high >= largest:
             return largest
@@ -182,7 +182,7 @@ def harmful_exposure(
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        if _power(np.asarray([middle]), p0, harmful, alpha, grid)[0] >= power:
+        if _power(middle, p0, harmful, alpha, grid) >= power:
             high = middle
         else:
             low = middle
@@ -206,11 +206,18 @@ def rejection_count(
     return high
 
 
-def _power(
-    n: npt.NDArray[np.int64], p0: float, harmful: float, alpha: float, grid: tuple[float, ...]
-) -> npt.NDArray[np.float64]:
-    k = rejection_count(n, p0=p0, alpha=alpha, grid=grid)
-    return np.asarray(binomial.sf(k - 1, n, harmful))
+def rejects_from(n: int, *, p0: float, alpha: float, grid: tuple[float, ...]) -> int:
+    """:func:`rejection_count` of one n, without arrays: the exposure of a step asks it some hundred times."""
+    low, high, limit = -1, n + 1, math.log(1 / alpha)
+    while high - low > 1:
+        middle = (low + high) // 2
+        crosses = log_average_ratio(middle, n, p0=p0, grid=grid) >= limit
+        low, high = (low, middle) if crosses else (middle, high)
+    return high
+
+
+def _power(n: int, p0: float, harmful: float, alpha: float, grid: tuple[float, ...]) -> float:
+    return float(binomial.sf(rejects_from(n, p0=p0, alpha=alpha, grid=grid) - 1, n, harmful))
 
 
 @dataclass(frozen=True, slots=True)
