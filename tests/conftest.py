@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -72,6 +73,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _file(item).startswith(PROGRAMS):
             item.add_marker("programs")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not walk through it again and again."""
+    gc.freeze()
 
 
 def _file(item: pytest.Item) -> str:

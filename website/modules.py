@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from website.build import DOCS, ROOT, title
@@ -61,6 +62,7 @@ def _decisions() -> Iterator[str]:
         yield f"| {number} | [{words}]({page.name}) |\n"
 
 
+@cache
 def _first(path: Path) -> str:
     """The first paragraph of a module's docstring, without the markup of cross-references."""
     told = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]

@@ -28,7 +28,18 @@ class TooMuchError(OfframpError, yaml.YAMLError):
 
 class Loader(yaml.SafeLoader):
     """Plain scalars as kubectl takes them, and so JSON in its whole width: ``1e3`` is a number, a date and ``12:30:45``
-    are texts."""
+    are texts. Reading ends where a text is nested too deep: the time that it takes grows with the square of that."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self._depth == DEEPEST:
+            here = self.peek_event()  # type: ignore[no-untyped-call]
+            raise TooMuchError(f"nested more than {DEEPEST} deep", here.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _OTHERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
@@ -64,11 +75,7 @@ def documents(text: str) -> Iterator[Document]:
     yaml.YAMLError
         The text is no YAML, or more than a manifest can be.
     """
-    try:
-        nodes = list(yaml.compose_all(text, Loader=Loader))
-    except RecursionError as error:
-        raise TooMuchError(f"nested more than {DEEPEST} deep") from error
-    for node in nodes:
+    for node in list(yaml.compose_all(text, Loader=Loader)):
         if node is not None:
             _check(node)
             value = constructed(node)

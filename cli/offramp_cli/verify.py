@@ -250,6 +250,7 @@ def _sentence(verdict: CertificateVerdict) -> str:
         f"holds (test {c.test_index}): {promise}, with {1 - c.delta:.0%} confidence; {c.seen}"
         f"{again}, p = {c.p_value:.2g} <= {c.level:.2g}"
     )
+    text += "".join(f"; {t.title}: {t.k} of {t.n:,} for {t.budget:.2%}, p = {t.p_value:.2g}" for t in c.tiers)
     stopped = [s.title for s in c.slices if not s.certified]
     return text + (f"; not for {', '.join(stopped)}, which must not leave early" if stopped else "")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from offramp_core.precision import EXACT, Precision, check_precision
 
 THRESHOLD_STEP = Decimal("0.000001")  # uncertainty passes through a quantile table, so six decimals resolve it
 MAX_ACTIVE_RAMPS = 6
+MAX_TIERS = 8
 NAME_HASH_LENGTH = 10
 
 Execution = Literal["Auto", "ResultsOnly", "ComputeSaving"]
@@ -38,6 +39,15 @@ class RampThreshold:
 
 
 @dataclass(frozen=True, slots=True)
+class TierRamps:
+    """At which of the plan's ramps requests of a tier may leave, and below which thresholds; none at a lower precision
+    means that its backbone answers all of them."""
+
+    name: str
+    ramps: tuple[RampThreshold, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a worker runs: active ramps in network order, and the digests they belong to.
 
@@ -45,6 +55,9 @@ class Plan:
     At fp32 no ramps means exits off: the exact executor answers every request. That plan meets every accuracy budget by
     construction and is always a safe rollback target. At another precision no ramps means that its backbone answers
     everything.
+
+    ``tiers`` have thresholds of their own for requests that ask for a smaller budget, by name. They leave at ramps of
+    the plan, so that one batch serves all of them; a tier that is not listed takes no exits.
     """
 
     backbone_digest: str
@@ -52,6 +65,7 @@ class Plan:
     ramps: tuple[RampThreshold, ...] = ()
     precision: Precision = EXACT
     execution: Execution = "Auto"
+    tiers: tuple[TierRamps, ...] = ()
 
     def __post_init__(self) -> None:
         ids = [ramp.id for ramp in self.ramps]
@@ -59,11 +73,28 @@ class Plan:
             raise InvalidArgumentError(f"plan names a ramp twice: {ids}")
         if len(ids) > MAX_ACTIVE_RAMPS:
             raise InvalidArgumentError(f"plan has {len(ids)} active ramps; at most {MAX_ACTIVE_RAMPS} are allowed")
+        if self.tiers:
+            self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        names = [tier.name for tier in self.tiers]
+        if names != sorted(set(names)) or len(names) > MAX_TIERS:
+            raise InvalidArgumentError(f"plan has the tiers {names}; at most {MAX_TIERS} are allowed, sorted by name")
+        active = {ramp.id for ramp in self.ramps if ramp.threshold > 0}
+        for tier in self.tiers:
+            ids = [ramp.id for ramp in tier.ramps]
+            if len(set(ids)) != len(ids) or not set(ids) <= active:
+                raise InvalidArgumentError(f"tier {tier.name!r} has the ramps {ids}; name active ones, each once")
 
     @property
     def exits_off(self) -> bool:
         """Whether the exact executor answers everything, so that no answer can differ."""
         return self.precision == EXACT and not any(ramp.threshold > 0 for ramp in self.ramps)
+
+    @property
+    def menu(self) -> dict[str, Plan]:
+        """What requests of each tier run under, as a plan of its own."""
+        return {tier.name: replace(self, ramps=tier.ramps, tiers=()) for tier in self.tiers}
 
     @property
     def content_hash(self) -> str:
@@ -79,9 +110,14 @@ class Plan:
         return {
             "backboneDigest": self.backbone_digest,
             "rampSetDigest": self.ramp_set_digest,
-            "ramps": [{"id": ramp.id, "threshold": format_threshold(ramp.threshold)} for ramp in self.ramps],
+            "ramps": _ramps_to_mapping(self.ramps),
             "precision": self.precision,
             "execution": self.execution,
+            **(
+                {"tiers": [{"name": t.name, "ramps": _ramps_to_mapping(t.ramps)} for t in self.tiers]}
+                if self.tiers
+                else {}
+            ),
         }
 
     @classmethod
@@ -93,19 +129,31 @@ class Plan:
         InvalidArgumentError
             A field is missing, unknown or outside its range; the message names it.
         """
-        known = {"backboneDigest", "rampSetDigest", "ramps", "precision", "execution"}
+        known = {"backboneDigest", "rampSetDigest", "ramps", "precision", "execution", "tiers"}
         if not isinstance(value, dict) or set(value) - known or not {"backboneDigest", "rampSetDigest"} <= set(value):
             raise InvalidArgumentError(f"a plan has the fields {sorted(known)}, both digests required; got {value!r}")
         precision, execution = check_precision(value.get("precision", EXACT)), value.get("execution", "Auto")
         if execution not in ("Auto", "ResultsOnly", "ComputeSaving"):
             raise InvalidArgumentError(f"execution {execution!r} is unknown; use Auto, ResultsOnly or ComputeSaving")
         ramps = tuple(_ramp_from_mapping(ramp) for ramp in value.get("ramps", ()))
-        return cls(value["backboneDigest"], value["rampSetDigest"], ramps, precision, execution)
+        tiers = tuple(_tier_from_mapping(tier) for tier in value.get("tiers", ()))
+        return cls(value["backboneDigest"], value["rampSetDigest"], ramps, precision, execution, tiers)
 
 
 @lru_cache(maxsize=1024)  # one pass asks for that of the plan in force several times
 def _content_hash(plan: Plan) -> str:
     return hashlib.sha256(canonical_json(plan.to_mapping())).hexdigest()
+
+
+def _ramps_to_mapping(ramps: tuple[RampThreshold, ...]) -> list[dict[str, str]]:
+    return [{"id": ramp.id, "threshold": format_threshold(ramp.threshold)} for ramp in ramps]
+
+
+def _tier_from_mapping(value: Any) -> TierRamps:
+    try:
+        return TierRamps(str(value["name"]), tuple(_ramp_from_mapping(ramp) for ramp in value["ramps"]))
+    except (KeyError, TypeError) as error:
+        raise InvalidArgumentError(f"a tier has name and ramps; got {value!r}") from error
 
 
 def _ramp_from_mapping(value: Any) -> RampThreshold:

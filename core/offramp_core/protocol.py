@@ -44,6 +44,27 @@ def class_of(slice_name: str) -> int | None:
     return int(number) if number != slice_name and number.isascii() and number.isdigit() else None
 
 
+_OF_A_TIER = "tier/"  # likewise
+DEFAULT_TIER = "default"  # what a request may call the budget of everybody
+
+
+def tier_slice(name: str) -> str:
+    """What the audits of a tier's requests are counted under, beside slices: ``tier/strict``."""
+    return f"{_OF_A_TIER}{name}"
+
+
+def tier_of(slice_name: str) -> str:
+    """The tier that :func:`tier_slice` is of; empty for any other slice.
+
+    Examples
+    --------
+    >>> tier_of(tier_slice("strict")), tier_of("night")
+    ('strict', '')
+    """
+    name = slice_name.removeprefix(_OF_A_TIER)
+    return name if name != slice_name else ""
+
+
 # --- downwards -------------------------------------------------------------------------------------
 
 
@@ -54,11 +75,13 @@ class ArmPlan:
     ``plan`` is :meth:`offramp_core.plan.Plan.to_mapping`. ``audit_rate`` is π: each request is audited with this
     probability, drawn once at admission, whether or not it leaves early; constant within an epoch so that counts are
     binomial. ``design_effect`` audits are worth one, because requests that resemble each other share their mistakes.
+    ``tiers`` are those of the plan whose requests may take exits: certified for what is promised now, and not stopped.
     """
 
     plan: dict[str, Any]
     audit_rate: float
     design_effect: float = 1.0
+    tiers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +115,9 @@ class PlanDocument:
     exits off while the stable plan has exits; they are drawn before the canary is, so that the others are shared as
     ``weight_percent`` says. ``slices`` are the names whose audits are counted apart; requests of ``stopped_slices``
     take no exits of the stable plan. Some of them may be of the answers that name a class (:func:`class_slice`): a
-    request that an exit would give such an answer does not leave. ``ramp_sets`` are the digests of the ramp sets that
+    request that an exit would give such an answer does not leave. ``tiers`` are the budgets that a request may ask for,
+    by name, each at most ``accuracy_budget``; requests of one that the plan of their batch's arm does not serve
+    (:attr:`ArmPlan.tiers`) take no exits. ``ramp_sets`` are the digests of the ramp sets that
     audits are scored with; with those of the arms they are what a worker holds, its bundle's own where nothing is
     named. ``capture_since`` asks for inputs to be kept for training: those admitted after that time (seconds since the
     epoch); None for none at all, and what was kept is deleted. ``withdrawn`` says nothing to workers: it is the control
@@ -119,6 +144,7 @@ class PlanDocument:
     capture_since: float | None = None
     withdrawn: tuple[Withdrawn, ...] = ()
     slow_seconds_by_length: dict[str, float] = field(default_factory=dict)
+    tiers: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +206,7 @@ class WorkerState:
     and costs are the same for all of them. ``captures`` inputs are kept for training, of ``capture_since`` on (None:
     none are asked for). ``newest_epoch`` is the newest one that this worker ever took, as far as it remembers: it
     refuses older ones. ``output`` is the task of its bundle, see :mod:`offramp_core.task`.
+    ``stopped_tiers`` are those of ``stable_hash`` whose exits it switched off because their own detectors alarmed.
     ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready
     worker is of its bundle.)
     """
@@ -208,6 +235,7 @@ class WorkerState:
     newest_epoch: int = 0
     failing: str = ""
     output: str = "Top1"
+    stopped_tiers: tuple[str, ...] = ()
 
 
 TimeName = Literal["latency", "first_token", "per_token"]
@@ -220,7 +248,8 @@ class ArmCounts:
     """Counters of one (epoch, arm) since the process started. What is called a request on this wire is a row: one
     input, however many came together.
 
-    ``drawn`` requests were drawn for audit, ``audited`` of them have been compared, ``disagreements`` differed.
+    ``drawn`` requests were drawn for audit, ``audited`` of them have been compared, ``disagreements`` differed; those
+    that asked for a tier are in ``tier_audited`` and ``tier_disagreements`` by its name instead.
     ``judged_batches`` had a limit among the document's; ``slow_batches`` of them exceeded it. ``execution`` maps a
     batch size (text) to sketch counts (bucket index as text → count, see :mod:`offramp_core.sketch`), ``latency`` is
     the same over requests, from admission to reply. Of generated answers ``first_token`` is the same from admission to
@@ -246,6 +275,8 @@ class ArmCounts:
     execution_by_length: dict[str, dict[str, int]] = field(default_factory=dict)
     first_token: dict[str, int] = field(default_factory=dict)
     per_token: dict[str, int] = field(default_factory=dict)
+    tier_audited: dict[str, int] = field(default_factory=dict)
+    tier_disagreements: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

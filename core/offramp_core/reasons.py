@@ -134,7 +134,7 @@ class Reason(StrEnum):
     WORKER_QUARANTINED = "WorkerQuarantined", WARNING, "event", "A worker's counts are no longer pooled: ImpossibleCounts.", "see the condition `WorkersQuarantined`"
     MEASURED_BY_HOLDBACK = "MeasuredByHoldback", WARNING, "ExitsCostTime=True", "`ExitsCostTime` is True: compared with the batches that are held back from it (`spec.ramps.holdback`), the pinned plan answers later than exits off would, or takes more of the engine's time than `spec.ramps.maxOverhead` allows.", "look at what each ramp saves, then change the pin, or let Offramp tune"
     PIN_REJECTED = "PinRejected", BAD, "Stalled=True event", "`Stalled` is True: the thresholds in `spec.ramps.pin` were refused, by recorded traffic before they served anyone, or by the canary.", "lower the thresholds, loosen the budget, or go back to `mode: Auto`"
-    SLICE_STOPPED = "SliceStopped", WARNING, "event", "The audits of a slice (`spec.objective.accuracy.slices`), or of the answers that name a class (`classes`, `everyClass`; reported as `class/3`), are over its budget, beyond doubt."
+    SLICE_STOPPED = "SliceStopped", WARNING, "event", "The audits of a slice (`spec.objective.accuracy.slices`), of the requests of a tier (`spec.objective.tiers`; reported as `tier/strict`), or of the answers that name a class (`classes`, `everyClass`; reported as `class/3`), are over its budget, beyond doubt."
     RAMP_DOES_NOT_PAY = "RampDoesNotPay", NEUTRAL, "event", "Of the inputs that reach a ramp of the stable plan fewer leave there than its cost is worth, beyond doubt."
     REQUEST_REFUSED = "RequestRefused", WARNING, "event", "The annotation `earlyexit.dev/request` asks for something that is not known.", "use the command, which writes it rightly"
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import lru_cache
 from typing import Literal
 
@@ -29,9 +30,11 @@ from offramp_core.certify import (
     Dependence,
     DesignEffects,
     Losses,
+    Menu,
     NotCertified,
     SliceBudget,
     Subject,
+    TierBudget,
     allowance,
     dependence,
     expected_path,
@@ -39,9 +42,11 @@ from offramp_core.certify import (
     fewest_labels,
     labels_for,
     largest_passing_count,
+    rank_path,
     test_path,
 )
 from offramp_core.certify.certificate import answers
+from offramp_core.certify.expected import PathStep
 from offramp_core.certify.slices import check_slices, in_slice
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import Evaluation, chain_of, evaluate, evaluate_plan, plan_columns
@@ -65,6 +70,8 @@ TESTABLE_RATE = 0.2
 TEST_POWER = 0.8
 # Of one tuning: the best precision, and one that saves more without exits; every test takes a share of the allowance.
 MOST_TESTS = 2
+MENU_MARK = 0.9  # of what a plan without the menu saves, one with it must save: the menu has its share of the allowance
+LIKELY = 0.3  # times the best expected saving: a plan with more of it may well be the one that is taken
 MANY_ARE_ONE = 10  # labels, while nobody can say how many are worth one
 UNCLEAR_GROWTH = 2  # times as many records are awaited before their dependence is measured again
 
@@ -110,6 +117,12 @@ class TuningRequest:
     #: Groups of requests, and of answers that name a class, with a budget of their own besides. A plan is proposed when
     #: it is certified for everybody and for each of them; the allowance of a test is shared evenly.
     slices: tuple[SliceBudget, ...] = ()
+    #: Smaller budgets that requests may ask for; each has its even share of the allowance too. One that no plan passes
+    #: takes the plan from nobody.
+    tiers: tuple[TierBudget, ...] = ()
+    #: The plan in force was made without some of the tiers, and this is the attempt to have them: it must then save
+    #: ``MENU_MARK`` of what that plan saves.
+    menu_is_new: bool = False
 
     def subject(self, records: Records) -> Subject:
         """What a certificate on these records, which are those of one precision, would be about."""
@@ -123,13 +136,14 @@ class TuningRequest:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the plan did on the held-out records, as fractions; ``exit_shares`` by ramp id. ``audits`` will take their
-    share of what is saved."""
+    """What the plan did on the held-out records, as fractions; ``exit_shares`` by ramp id, ``tiers`` what is saved of a
+    request of each. ``audits`` will take their share of what is saved."""
 
     saving: float
     disagreement: float
     exit_shares: dict[str, float]
     audits: float = 0.0
+    tiers: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +270,7 @@ def _searched(
     a_end, b_start = split_rows(n, fresh, budget=exact, level=level, seen=seen)
     a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
     allowed = [p for p in (records.precision, *records.others) if request.allows(p)]
-    goal = _current_saving(a, request) + request.min_gain
+    goal = _mark(a, request)
     passing = _Passing.of(len(b), request, level=level, effect=seen.design_effect, graded=b.graded)
     found = [_path(a.at(p), request, passing, goal=goal, should_stop=should_stop) for p in allowed]
     paths = sorted(found, key=lambda path: (-path.likely, -path.saving))
@@ -290,6 +304,8 @@ class _Path:
 
     precision: Precision
     plans: tuple[Plan, ...]
+    #: What tiers may get: for the ramps of each plan that may well be taken plans from cautious to bold.
+    menu: tuple[Plan, ...]
     #: The most that one of them saved on A within the budget.
     saving: float
     #: The most that one of them saved on A times its chance to pass on B, of those that save enough to be proposed. A
@@ -332,12 +348,28 @@ def _path(
     )
     seen = [evaluate(a, step.active, step.thresholds) for step in steps]
     subject = request.subject(a)
+    worth = [e.saving * passing.chance(e) if e.saving > 0 and e.saving >= goal else 0.0 for e in seen]
     return _Path(
         a.precision,
         tuple(subject.plan(step.active, step.thresholds) for step in steps),
+        menu=_menu(a, subject, steps, worth) if request.tiers else (),
         saving=max((e.saving for e in seen if e.disagreement <= request.max_disagreement), default=0.0),
-        likely=max((e.saving * passing.chance(e) for e in seen if e.saving > 0 and e.saving >= goal), default=0.0),
+        likely=max(worth, default=0.0),
     )
+
+
+def _menu(a: Records, subject: Subject, steps: Sequence[PathStep], worth: Sequence[float]) -> tuple[Plan, ...]:
+    """One path of plans that tiers may get, whichever plan the test takes: tiers leave at its ramps, so for the ramps
+    of each likely one there are its thresholds scaled together. At a lower precision its backbone alone is one too."""
+    best: dict[tuple[int, ...], tuple[float, PathStep]] = {}
+    for step, w in zip(steps, worth, strict=True):
+        if w > max(best.get(step.active, (0.0, step))[0], LIKELY * max(worth)):
+            best[step.active] = w, step
+    found: list[tuple[tuple[int, ...], tuple[Decimal, ...]]] = [((), ())] if a.precision != EXACT else []
+    found += [(step.active, t) for _, step in best.values() for t in rank_path(a, step.active, step.thresholds)]
+    seen = [evaluate(a, active, thresholds) for active, thresholds in found]
+    order = sorted(range(len(found)), key=lambda i: (seen[i].lost, seen[i].saving))
+    return tuple(dict.fromkeys(subject.plan(*found[i]) for i in order))
 
 
 def _tested(
@@ -375,6 +407,7 @@ def _tested(
             slices=request.slices,
             stops=False,
             effects=effects,
+            menu=Menu(request.tiers, path.menu) if request.tiers else None,
         )
         outcome: TuningOutcome
         if isinstance(result, NotCertified):
@@ -394,7 +427,7 @@ def most_tests(precisions: Sequence[Precision] | None) -> int:
 
 def _level(request: TuningRequest, test_index: int) -> float:
     """What a test may spend on each of its promises."""
-    return allowance(request.delta, test_index) / (1 + len(request.slices))
+    return allowance(request.delta, test_index) / (1 + len(request.slices) + len(request.tiers))
 
 
 @lru_cache(maxsize=4096)
@@ -446,11 +479,12 @@ def _rows_of(wanted: SliceBudget, records: Records, fresh: BoolArray) -> float:
 
 def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records, through: float) -> Proposed | NoGain:
     seen = result.on_test
-    if seen.saving < _current_saving(b, request) + request.min_gain or result.plan == request.current:
+    if seen.saving < _mark(b, request) or result.plan == request.current:
         return NoGain("NotBetter", seen.saving, len(a) + len(b), 1, through)
     ramp_ids = result.certificate.ramp_ids
     shares = {ramp_ids[i]: share for i, share in zip(seen.active, seen.exit_shares, strict=True)}
-    predicted = Predicted(seen.saving, seen.disagreement, shares, audit_price(b, rate=request.audit_rate))
+    audits, tiers = audit_price(b, rate=request.audit_rate), dict(result.tier_savings)
+    predicted = Predicted(seen.saving, seen.disagreement, shares, audits, tiers)
     current = None if request.current is None else evaluate_plan(b, request.current, request.ramp_ids)
     over = current is not None and current.disagreement > request.max_disagreement
     return Proposed(result.plan, result.certificate, predicted, through, len(b), current_over_budget=over)
@@ -491,6 +525,9 @@ def _check(records: Records, request: TuningRequest) -> None:
         )
     check_scores(records)
     check_slices(records, request.slices)
+    loose = [tier.name for tier in request.tiers if tier.budget > request.max_disagreement]
+    if loose:
+        raise InvalidArgumentError(f"tier {loose[0]!r} allows more than max_disagreement; a tier only tightens")
     if records.time is None and (request.consumed_through is not None or request.discard_before is not None):
         raise InvalidRecordsError("time is missing; without it used records cannot be distinguished from fresh ones")
 
@@ -585,6 +622,12 @@ def _harm(records: Records, losses: Losses, *, budget: float) -> float | None:
 def _losses(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> Losses:
     view, names = chain_of(records, plan, ramp_ids)
     return answers(view, plan, names).losses
+
+
+def _mark(records: Records, request: TuningRequest) -> float:
+    """What a plan must save to be proposed."""
+    saved = _current_saving(records, request)
+    return saved * MENU_MARK if request.menu_is_new else saved + request.min_gain
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:

@@ -268,6 +268,36 @@ RULES: list[Rule] = [
         "must have at most 8 items",
     ),
     Rule(
+        "spec.objective.tiers",
+        [{"name": "Strict_1.0", "maxDisagreement": "0.005"}],
+        [{"name": "-strict", "maxDisagreement": "0.005"}],
+        "a tier's name must be as the value of a label",
+    ),
+    Rule(
+        "spec.objective.tiers",
+        [{"name": "a" * 63, "maxDisagreement": "0.001"}],
+        [{"name": "default", "maxDisagreement": "0.001"}],
+        "default is what requests may call the budget in accuracy",
+    ),
+    Rule(
+        "spec.objective.tiers",
+        [{"name": "a", "maxDisagreement": "0.001"}],
+        [{"name": "a", "maxDisagreement": "0.4999"}],
+        "a tier only tightens",
+    ),
+    Rule(
+        "spec.objective.tiers",
+        [{"name": "a", "maxDisagreement": "0.001"}],
+        [{"name": "a", "maxDisagreement": "0"}],
+        "maxDisagreement of a tier must be a quoted decimal",
+    ),
+    Rule(
+        "spec.objective.tiers",
+        [{"name": f"t{i}", "maxDisagreement": "0.001"} for i in range(8)],
+        [{"name": f"t{i}", "maxDisagreement": "0.001"} for i in range(9)],
+        "must have at most 8 items",
+    ),
+    Rule(
         "spec.objective.accuracy.classes",
         [{"class": 0, "maxDisagreement": "0.02"}],
         [{"class": 0}],

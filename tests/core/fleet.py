@@ -33,6 +33,7 @@ from offramp_core.plan import Plan
 from offramp_core.precision import Precision
 from offramp_core.protocol import (
     ArmCounts,
+    ArmPlan,
     FetchProgress,
     Observations,
     PlanDocument,
@@ -40,6 +41,7 @@ from offramp_core.protocol import (
     RecordBlock,
     Refusal,
     WorkerState,
+    tier_slice,
 )
 from offramp_core.reasons import Reason
 from offramp_core.records import ExitCosts, Records
@@ -113,6 +115,8 @@ class SimWorker:
     night_wrong: float = (
         0.0  # of three requests in ten, which belong to the first slice: how often an exit disagrees besides
     )
+    stopped_tiers: tuple[str, ...] = ()  # by its own detector
+    tier_wrong: float = 0.0  # how often an exit of a request of any tier disagrees besides
     scene: int = 1  # requests in a row that show the same input
     shown: list[int] = field(default_factory=list)  # what is left of the scene
     exits_take: float = 0.8  # time of a batch with exits on, in times of one with exits off
@@ -202,8 +206,18 @@ class SimWorker:
         exit_at = exits(view, plan, rows, names)
         c = self.counts.setdefault(
             (doc.epoch if doc else 0, name),
-            {"hash": plan.content_hash, "exits": {}, "exec": {}, "lat": {}, "by_length": {}},
+            {
+                "hash": plan.content_hash,
+                "exits": {},
+                "exec": {},
+                "lat": {},
+                "by_length": {},
+                "tier_n": {},
+                "tier_k": {},
+            },
         )
+        if doc is not None and arm is not None and not off and not plan.exits_off:
+            self._audit_tiers(c, arm, plan, None if canary else meter, view=view, names=names)
         drawn = self.rng.random(size) < (arm.audit_rate if arm is not None else 0.0)
         agree = [view.agrees[r, e] if e >= 0 else view.final_agrees[r] for r, e in zip(rows, exit_at, strict=True)]
         wrong = ~np.array(agree, dtype=bool)
@@ -252,6 +266,21 @@ class SimWorker:
             c["exits"][names[e]] = c["exits"].get(names[e], 0) + 1
         return [(int(r), now) for r, d in zip(rows, drawn, strict=True) if d]
 
+    def _audit_tiers(
+        self, c: dict[str, Any], arm: ArmPlan, plan: Plan, meter: HoldbackMeter | None, *, view: Records, names: Any
+    ) -> None:
+        """In every batch one request of each tier as well, answered under its own thresholds."""
+        for tier, own in plan.menu.items():
+            if tier not in arm.tiers or self.coin.random() >= arm.audit_rate:
+                continue
+            rows = self.coin.integers(len(view), size=1)
+            exit_at = int(exits(view, own, rows, names)[0])
+            wrong = exit_at >= 0 and (not view.agrees[rows[0], exit_at] or self.coin.random() < self.tier_wrong)
+            add(c["tier_n"], **{tier: 1})
+            add(c["tier_k"], **{tier: int(wrong)})
+            if meter is not None:
+                meter.count_audits(tier_slice(tier), audited=1, disagreements=int(wrong))
+
     def _audit_night(self, meter: HoldbackMeter, doc: PlanDocument, night: np.ndarray, wrong: np.ndarray) -> None:
         """Requests of a stopped slice, and answers that name a stopped class, are the model's own."""
         name = doc.slices[0]
@@ -290,6 +319,7 @@ class SimWorker:
             capture_since=self.document.capture_since if self.document else None,
             fetching=self.fetching,
             newest_epoch=self.newest,
+            stopped_tiers=self.stopped_tiers,
         )
         every = tuple(
             ArmCounts(
@@ -309,6 +339,8 @@ class SimWorker:
                 c["exec"],
                 c["lat"],
                 c["by_length"],
+                tier_audited=dict(c["tier_n"]),
+                tier_disagreements=dict(c["tier_k"]),
             )
             for (epoch, arm), c in self.counts.items()
         )

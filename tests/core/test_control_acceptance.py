@@ -173,6 +173,7 @@ class TestScenes:
         """Two of these were accepted while each audit counted as one."""
         assert "Accepted" not in [self.verdict(seed, scene=200) for seed in (5, 6, 7)]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", [2, 3])
     def test_a_pin_within_its_budget_is_not_rejected_for_one_bad_scene(self, seed: int) -> None:
         assert self.verdict(seed, scene=20, threshold=WITHIN) != "Rejected"

@@ -91,6 +91,7 @@ class TestSteps:
         assert last(fleet).status.step == 1
         assert last(fleet).status.ledger == Ledger(), "the next step begins with nothing due"
 
+    @pytest.mark.slow
     def test_audits_that_never_come_count_as_disagreements_once_they_were_waited_for(self) -> None:
         fleet, _ = self.in_the_first_step(k=0)
         fleet.run(lambda f: "still to be reported" in last(f).status.message)
@@ -149,6 +150,7 @@ def _promoted() -> Fleet:
     return fleet
 
 
+@pytest.mark.slow
 class TestTheStablePlan:
     def test_workers_that_are_killed_with_a_few_audits_each_turn_no_exits_off(self) -> None:
         fleet = copy.deepcopy(_promoted())

@@ -194,6 +194,7 @@ class TestLostAudits:
         drained = seeing(begun, opened("a", 44, 44))
         assert (seeing(drained, told("b", (0, 0))).lost, seeing(drained, told("b", (0, 0))).state.n) == (0, 44)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("budget", [0.05, 0.01, 0.001])
     def test_a_scale_down_that_loses_a_handful_turns_no_exits_off(self, budget: float) -> None:
         """Eight audits at once, from plans at half their budget whose statistic may stand anywhere: 3 of 200 at the

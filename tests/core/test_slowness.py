@@ -31,6 +31,7 @@ RUNS = 120
 # --- what is noticed -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_canary_of_mixed_texts_a_fifth_slower_than_allowed_is_noticed() -> None:
     """In the step of the smallest weight, which has the least to go by, and by the time it may pass."""
     found = noticed(np.random.default_rng(1), texts, NOW, weight=5, runs=RUNS)
@@ -40,12 +41,14 @@ def test_a_canary_of_mixed_texts_a_fifth_slower_than_allowed_is_noticed() -> Non
     assert hidden["noticed"] < 0.5, "limits by size alone are those of the longest texts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [1.0, 1.05])
 def test_a_canary_of_mixed_texts_within_its_allowance_is_rejected_in_at_most_one_percent(slowdown: float) -> None:
     rejected = bench.falsely_rejected(np.random.default_rng(2), texts, NOW, runs=60, slowdown=slowdown)
     assert at_most(rejected, 60, 0.01)
 
 
+@pytest.mark.slow
 def test_what_a_capped_step_says_to_exclude_is_noticed() -> None:
     rng, found = np.random.default_rng(3), 0
     for _ in range(RUNS):

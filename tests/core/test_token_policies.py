@@ -174,6 +174,7 @@ def test_what_keeps_its_promise_in_expectation_trusts_more_than_what_keeps_it_ne
 # --- on answers that a rule has not seen ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["answer", "tokens"])
 def test_rules_that_promise_it_break_the_budget_in_few_draws(loss: Any) -> None:
     seen, limits = effects(recorded(n=2000), loss), Limits(0.1, 0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,11 @@ CODE = [
 AS_IT_WAS_SAID = ("PassedOn", "parse_reason")
 
 
-def nodes() -> Iterator[ast.AST]:
-    for path in CODE:
-        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+@cache
+def nodes() -> tuple[ast.Attribute | ast.Call, ...]:
+    """Every attribute and call of the code."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in CODE)
+    return tuple(node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Call))
 
 
 def test_every_entry_of_the_troubleshooting_page_is_about_a_registered_reason_and_begins_with_its_meaning() -> None:

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from test_prepare_data import lines, tokenizer_file
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_worker.prepare.families import build_family
 from offramp_worker.prepare.source import texts
 from offramp_worker.prepare.source.data import load_inputs
 from offramp_worker.prepare.source.sources import load_backbone
@@ -90,7 +91,7 @@ X = prepared.images(20, seed=4)[0]
 
 
 def weights() -> dict[str, np.ndarray]:
-    return {name: value.numpy() for name, value in prepared.trained_model().state_dict().items()}
+    return {name: value.numpy() for name, value in build_family("resnet", prepared.PARAMETERS).state_dict().items()}
 
 
 def greedy(tensors: dict[str, np.ndarray]) -> None:

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from offramp_core.protocol import DEFAULT_TIER
 from offramp_core.reasons import RequestOutcome
+from offramp_worker.engine.arms.tiers import tier_within, unknown_tier
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.feedback import Feedback
-from offramp_worker.http.tensors import InferRequest
+from offramp_worker.http.tensors import BadRequestError, InferRequest, shown
 from offramp_worker.logs import log_event
 
 Done = Callable[[Ticket], None]
@@ -50,10 +52,14 @@ class Front:
         ------
         OverloadedError
             It was not taken.
+        BadRequestError
+            It asks for a tier that the service does not have.
         """
+        tier = _tier(engine, request)
         ticket = engine.submit(
             request.x,
-            never_exit=request.never_exit,
+            never_exit=request.never_exit or tier is None,
+            tier=tier or "",
             deadline_seconds=request.deadline_seconds,
             priority=request.priority,
             timeout_seconds=request.timeout_seconds,
@@ -103,3 +109,12 @@ class Front:
                 waiting.engine.metrics.requests[RequestOutcome.FAILED].inc()
             else:
                 waiting.engine.accounts.replied(ticket)
+
+
+def _tier(engine: Engine, request: InferRequest) -> str | None:
+    """The tier whose plan serves a request, empty for everybody's; None where only the model itself is good enough."""
+    if request.max_disagreement is not None:
+        return tier_within(request.max_disagreement, engine.active.document)
+    if request.tier and (known := unknown_tier(request.tier, engine.active.document)):
+        raise BadRequestError(f"parameters.tier: is {shown(request.tier)}; this service has {', '.join(known)}")
+    return "" if request.tier == DEFAULT_TIER else request.tier

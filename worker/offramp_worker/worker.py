@@ -232,6 +232,7 @@ class InferenceWorker:
             canary_hash=active.canary.plan.content_hash if active.canary and not engine.arms.canary_lease_ended else "",
             refused=self.plans.refused if self.plans else None,
             breaker_open=engine.arms.breaker_open,
+            stopped_tiers=engine.arms.stopped_tiers,
             crashed_epoch=self.marker.crashed_epoch,
             message=engine.arms.describe() if self.ready else "",
             suspicion=engine.arms.suspicion,

@@ -3,7 +3,8 @@
 A plan found by search looks better on its own records than it is. So the records are split by time: the older
 part (A) finds plans, the newer part (B) tests them (:mod:`~offramp_core.certify.rank_path`). What passed is
 written down in a :class:`Certificate` that anybody can check again. Groups of requests with a promise of their own
-are tested along (:mod:`~offramp_core.certify.slices`). Losses that lie between 0 and 1 are tested by
+are tested along (:mod:`~offramp_core.certify.slices`), and smaller budgets that a request may ask for
+(:mod:`~offramp_core.certify.tiers`). Losses that lie between 0 and 1 are tested by
 betting (:mod:`~offramp_core.certify.means`, :mod:`~offramp_core.certify.betting`).
 
 betting.py      a test for values that are no counts
@@ -14,6 +15,7 @@ means.py        whether the mean loss of a plan is within its budget
 planner.py      how many labels a certificate takes
 rank_path.py    the test: plans from cautious to bold
 slices.py       groups with a promise of their own
+tiers.py        smaller budgets that requests may ask for
 """
 
 from offramp_core.certify.betting import betting_p_value
@@ -32,6 +34,7 @@ from offramp_core.certify.planner import fewest_for_count, fewest_labels, labels
 from offramp_core.certify.rank_path import (
     Certified,
     DesignEffects,
+    Menu,
     NotCertified,
     Subject,
     rank_path,
@@ -39,6 +42,7 @@ from offramp_core.certify.rank_path import (
     test_path,
 )
 from offramp_core.certify.slices import SliceBudget, SliceResult
+from offramp_core.certify.tiers import TierBudget, TierResult
 
 __all__ = [
     "INDEPENDENT",
@@ -49,10 +53,13 @@ __all__ = [
     "Dependence",
     "DesignEffects",
     "Losses",
+    "Menu",
     "NotCertified",
     "SliceBudget",
     "SliceResult",
     "Subject",
+    "TierBudget",
+    "TierResult",
     "all_streams_differ",
     "allowance",
     "betting_p_value",

@@ -16,6 +16,7 @@ import numpy as np
 
 from offramp_core.certify.means import Losses, least_p_value, p_value
 from offramp_core.certify.slices import SliceBudget, SliceResult, in_slice
+from offramp_core.certify.tiers import TierResult
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import answered_labels, leave_position, plan_columns, served_losses
 from offramp_core.evidence.one_arm import check_rate
@@ -40,7 +41,7 @@ class Certificate:
     delta: float
     #: Which test this was, from 1; failed ones count.
     test_index: int
-    #: What this test was allowed of ``delta``, see :func:`allowance`; shared evenly with the slices.
+    #: What this test was allowed of ``delta``, see :func:`allowance`; shared evenly with the slices and the tiers.
     level: float
     #: n and k: held-out requests, and disagreements among them, non-exits included.
     n: int
@@ -63,6 +64,8 @@ class Certificate:
     #: Sum of graded losses over the held-out requests, of which ``k`` lost something; None where each disagreement
     #: loses all.
     lost: float | None = None
+    #: Tiers whose own plans passed, each at its own budget and level.
+    tiers: tuple[TierResult, ...] = ()
 
     @property
     def disagreement(self) -> float:
@@ -97,6 +100,7 @@ class Certificate:
             "slices": [s.to_mapping() for s in self.slices],
             "designEffect": None if self.design_effect == 1 else repr(self.design_effect),
             "lost": None if self.lost is None else repr(self.lost),
+            "tiers": [t.to_mapping() for t in self.tiers],
         }
         return {name: item for name, item in value.items() if item is not None and item != []}
 
@@ -128,6 +132,7 @@ class Certificate:
                 slices=tuple(SliceResult.from_mapping(s) for s in value.get("slices", ())),
                 design_effect=float(value.get("designEffect", 1.0)),
                 lost=_optional(value.get("lost")),
+                tiers=tuple(TierResult.from_mapping(t) for t in value.get("tiers", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgumentError(f"not a certificate ({error}): {value!r}") from error
@@ -180,7 +185,8 @@ def _against_plan(certificate: Certificate, plan: Plan) -> str | None:
         return f"it belongs to plan {certificate.plan_hash}, not to {plan.content_hash}"
     if (certificate.backbone_digest, certificate.ramp_set_digest) != (plan.backbone_digest, plan.ramp_set_digest):
         return "its digests are not the plan's"
-    return None
+    strange = [t.title for t in certificate.tiers if t.name not in plan.menu]
+    return f"{strange[0]} is none of the plan's" if strange else None
 
 
 def _against_its_own_counts(certificate: Certificate) -> str | None:
@@ -192,7 +198,7 @@ def _against_its_own_counts(certificate: Certificate) -> str | None:
 
 def _level_reason(certificate: Certificate) -> str | None:
     allowed = allowance(certificate.delta, certificate.test_index)
-    spent = certificate.level + sum(s.level for s in certificate.slices)
+    spent = certificate.level + sum(s.level for s in certificate.slices) + sum(t.level for t in certificate.tiers)
     if not 0 < spent <= allowed * (1 + 1e-9):
         return f"level {spent} exceeds the allowance {allowed} of test {certificate.test_index}"
     return None
@@ -213,7 +219,9 @@ def _p_value_reason(certificate: Certificate) -> str | None:
         design_effect=certificate.design_effect,
         lost=certificate.lost,
     )
-    claims = [("", everybody), *((f"{s.title}: ", s) for s in certificate.slices)]
+    claims: list[tuple[str, SliceResult | TierResult]] = [("", everybody)]
+    claims += [(f"{s.title}: ", s) for s in certificate.slices]
+    claims += [(f"{t.title}: ", t) for t in certificate.tiers]
     for of, claim in claims:
         if graded != (claim.lost is not None):
             return f"{of}lost belongs to {METHOD_LOSSES} and to it alone; the method is {certificate.method}"
@@ -222,7 +230,7 @@ def _p_value_reason(certificate: Certificate) -> str | None:
     return None
 
 
-def _counted_reason(claim: SliceResult) -> str | None:
+def _counted_reason(claim: SliceResult | TierResult) -> str | None:
     """What is wrong with a claim about counts; the test is made again."""
     counted = p_value(claim.k, claim.n, budget=claim.budget, design_effect=claim.design_effect)
     if claim.certified and not counted <= claim.level:
@@ -232,7 +240,7 @@ def _counted_reason(claim: SliceResult) -> str | None:
     return None
 
 
-def _graded_reason(claim: SliceResult) -> str | None:
+def _graded_reason(claim: SliceResult | TierResult) -> str | None:
     """What is wrong with a claim about losses as far as it can be told without them: their sum allows no smaller
     p-value than some."""
     assert claim.lost is not None
@@ -260,10 +268,13 @@ def _against_records(certificate: Certificate, plan: Plan, records: Records, ram
     for s in () if reason else certificate.slices:
         if reason := _recounted(replayed.losses.take(in_slice(s, records, replayed.labels)), s):
             return f"{s.title}: {reason}"
+    for t in () if reason else certificate.tiers:
+        if reason := _recounted(answers(records, plan.menu[t.name], ramp_ids).losses, t):
+            return f"{t.title}: {reason}"
     return reason
 
 
-def _recounted(seen: Losses, claim: Certificate | SliceResult) -> str | None:
+def _recounted(seen: Losses, claim: Certificate | SliceResult | TierResult) -> str | None:
     """What a claim says of losses that are not so; graded ones are tested again, as their sum alone does not tell the
     p-value."""
     if (len(seen), seen.count) != (claim.n, claim.k):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -33,8 +33,9 @@ from offramp_core.certify.certificate import (
 from offramp_core.certify.means import Losses, passing_steps
 from offramp_core.certify.planner import fewest_labels
 from offramp_core.certify.slices import SliceBudget, SliceResult, check_slices, in_slice
+from offramp_core.certify.tiers import TierBudget, TierResult
 from offramp_core.evaluate import Evaluation, evaluate_plan
-from offramp_core.plan import Execution, Plan, RampThreshold
+from offramp_core.plan import Execution, Plan, RampThreshold, TierRamps
 from offramp_core.precision import EXACT, Precision
 from offramp_core.records import BoolArray, Records
 from offramp_core.search.grid import cautious_threshold
@@ -91,12 +92,14 @@ INDEPENDENT_LABELS = DesignEffects()
 class Certified:
     """A plan, its certificate, and what it did on the records that tested it.
 
-    ``on_test`` counts every record, those of slices that must be stopped included.
+    ``on_test`` counts every record, those of slices that must be stopped included; ``tier_savings`` is what each tier's
+    own plan saved on them.
     """
 
     plan: Plan
     certificate: Certificate
     on_test: Evaluation
+    tier_savings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def stopped_slices(self) -> tuple[int, ...]:
@@ -177,15 +180,17 @@ def test_path(
     slices: Sequence[SliceBudget] = (),
     stops: bool = True,
     effects: DesignEffects = INDEPENDENT_LABELS,
+    menu: Menu | None = None,
 ) -> Certified | NotCertified:
     """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making
     the path.
 
     ``records_b`` are those of the chain that the plans run in, and ``ramp_ids`` its columns.
     Without ``stops`` no slice can be stopped when the plan is served: only plans that every slice passes are then
-    certified. ``effects`` says how many labels are worth one.
+    certified. ``effects`` says how many labels are worth one. ``menu`` are tiers to be tested besides, from whose share
+    of the level nobody else gains where they fail.
     """
-    level = allowance(delta, test_index) / (1 + len(slices))
+    level = allowance(delta, test_index) / (1 + len(slices) + (len(menu.tiers) if menu else 0))
     if not path:
         return NotCertified("NothingSaves")
     fewest = math.ceil(effects.of(None) * fewest_labels(budget, level, graded=records_b.graded))
@@ -207,11 +212,55 @@ def test_path(
     )
     if saving <= 0:
         return NotCertified("NothingSaves")
+    served = menu.on(path[chosen], records_b, ramp_ids=ramp_ids, level=level, effects=effects) if menu else []
+    plan = replace(path[chosen], tiers=tuple(sorted((s.ramps for s in served), key=lambda tier: tier.name)))
     certificate = Certificate(
-        **steps.claim(chosen, budget=budget, delta=delta, test_index=test_index, level=level),
+        **steps.claim(chosen, plan=plan, budget=budget, delta=delta, test_index=test_index, level=level),
         slices=tuple(steps.slice_result(chosen, s, level=level, certified=chosen < to) for s, to in reaches.items()),
+        tiers=tuple(s.result for s in served),
     )
-    return Certified(path[chosen], certificate, evaluate_plan(records_b, path[chosen], ramp_ids))
+    savings = {s.ramps.name: s.saving for s in served}
+    return Certified(plan, certificate, evaluate_plan(records_b, path[chosen], ramp_ids), savings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A tier that passed: its thresholds, the claim, and what it saves."""
+
+    ramps: TierRamps
+    result: TierResult
+    saving: float
+
+
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """Tiers to be tested, and the plans they may get, from cautious to bold; B must have had no part in making these
+    either."""
+
+    tiers: tuple[TierBudget, ...]
+    path: tuple[Plan, ...]
+
+    def on(
+        self, plan: Plan, records_b: Records, *, ramp_ids: tuple[str, ...], level: float, effects: DesignEffects
+    ) -> list[_Served]:
+        """Those tiers that some plan of the path passes and saves time for, at ramps of the ``plan`` that was
+        certified."""
+        steps = _Steps(self.path, records_b, ramp_ids=ramp_ids, slices=(), effects=effects)
+        fits = _within(plan)
+        served = []
+        for tier in self.tiers:
+            reach = steps.walk(None, budget=tier.budget, level=level)
+            saved = [(steps.saving(m, ()), m) for m in range(reach) if {r.id for r in self.path[m].ramps} <= fits]
+            saving, chosen = max(saved, default=(0.0, 0))
+            if saving > 0:
+                result = steps.tier_result(chosen, tier, level=level)
+                served.append(_Served(TierRamps(tier.name, self.path[chosen].ramps), result, saving))
+        return served
+
+
+def _within(plan: Plan) -> set[str]:
+    """Ramps that requests may leave at in a batch of this plan."""
+    return {ramp.id for ramp in plan.ramps if ramp.threshold > 0}
 
 
 class _Steps:
@@ -254,9 +303,11 @@ class _Steps:
             seconds = np.where(np.logical_or.reduce([self.rows(step, s) for s in stopped]), total, seconds)
         return 1.0 - float(np.mean(seconds)) / total
 
-    def claim(self, step: int, *, budget: float, delta: float, test_index: int, level: float) -> dict[str, Any]:
-        """The fields of a step's certificate but for its slices."""
-        plan, records = self._path[step], self._records
+    def claim(
+        self, step: int, *, plan: Plan, budget: float, delta: float, test_index: int, level: float
+    ) -> dict[str, Any]:
+        """The fields of a step's certificate but for its slices and tiers; ``plan`` is the step's with the latter."""
+        records = self._records
         seen, effect = self.losses(step, None), self._effects.of(None)
         return {
             "method": METHOD_LOSSES if records.graded else METHOD,
@@ -286,6 +337,12 @@ class _Steps:
         return SliceResult(
             wanted.slice_id, wanted.budget, level, len(seen), seen.count, p, certified, more, wanted.of, effect, lost
         )
+
+    def tier_result(self, step: int, tier: TierBudget, *, level: float) -> TierResult:
+        seen, effect = self.losses(step, None), self._effects.of(None)
+        p = seen.p_value(budget=tier.budget, design_effect=effect)
+        lost = seen.total if seen.graded else None
+        return TierResult(tier.name, tier.budget, level, len(seen), seen.count, p, effect, lost)
 
     def more_for(self, of: SliceBudget | None, *, budget: float, level: float) -> int | None:
         """About how many labels of all requests it takes until the most cautious plan passes, for all of them or in a

@@ -105,7 +105,7 @@ def _stopped_slices_reported(seen: Seen, draft: Draft) -> Draft:
     for use in draft.measured_of_stable.slices:
         if use.stopped and use.name not in before:
             message = (
-                f"{draft.stable.name}: {use.disagreements} of {use.audited} audits of slice {use.name} disagreed; "
+                f"{draft.stable.name}: {use.disagreements} of {use.audited} audits of {use.title} disagreed; "
                 f"its budget is {use.budget:.2%}, so {use.consequence} under this plan"
             )
             draft = draft.with_events(Event(Reason.SLICE_STOPPED, message, warning=True))

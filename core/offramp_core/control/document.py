@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from offramp_core.control.draft import Draft
 from offramp_core.control.objects import Config, Measured, Rollout, Service, SliceStop, TuningStatus
-from offramp_core.control.rollouts.rollout import CANARY_SERVES
+from offramp_core.control.rollouts.rollout import CANARY_SERVES, tiers_served
 from offramp_core.control.seen import Seen
 from offramp_core.control.stable.audit import worth_one
 from offramp_core.control.trust import last_epoch
 from offramp_core.plan import Plan
-from offramp_core.protocol import ArmPlan, PlanDocument, Withdrawn
+from offramp_core.protocol import ArmPlan, PlanDocument, Withdrawn, tier_slice
 
 MAX_HELD_SETS = 2  # that a worker holds
 
@@ -60,14 +60,20 @@ def plan_document(
     arm, weight, salt, slow, slow_by_length = None, 0, "", {}, {}
     if rollout is not None and canary is not None and rollout.status.phase in CANARY_SERVES:
         status = rollout.status
-        arm = ArmPlan(canary.plan.to_mapping(), status.audit_rate, worth_one(tuning, rate=status.audit_rate))
+        effect = worth_one(tuning, rate=status.audit_rate)
+        arm = ArmPlan(canary.plan.to_mapping(), status.audit_rate, effect, tiers_served(canary, service))
         slow, slow_by_length = status.slow_seconds, status.slow_seconds_by_length
         weight, salt = status.weight, f"{rollout.name}/{status.step}/{status.renewals}"
     return PlanDocument(
         service=service.name,
         service_uid=service.uid,
         epoch=epoch,
-        stable=ArmPlan(stable.plan.to_mapping(), tuning.audit_rate, worth_one(tuning, rate=tuning.audit_rate)),
+        stable=ArmPlan(
+            stable.plan.to_mapping(),
+            tuning.audit_rate,
+            worth_one(tuning, rate=tuning.audit_rate),
+            going_tiers(stable, service, measured),
+        ),
         canary=arm,
         weight_percent=weight,
         salt=salt,
@@ -86,7 +92,16 @@ def plan_document(
         ramp_sets=ramp_sets,
         capture_since=capture_since,
         withdrawn=withdrawn,
+        tiers={t.name: t.max_disagreement for t in spec.tiers},
     )
+
+
+def going_tiers(stable: Config, service: Service, measured: Measured) -> tuple[str, ...]:
+    """Tiers whose requests take exits of the stable plan: certified, and not stopped for what they are promised."""
+    plan_hash, budgets = stable.plan.content_hash, {t.name: t.max_disagreement for t in service.spec.tiers}
+    stopped = measured.all_stops
+    served = tiers_served(stable, service)
+    return tuple(n for n in served if SliceStop(plan_hash, tier_slice(n), budgets[n]) not in stopped)
 
 
 def _held_sets(seen: Seen, draft: Draft) -> tuple[str, ...]:
@@ -151,5 +166,7 @@ def only_takes_away(document: PlanDocument, published: PlanDocument | None) -> b
         more, fewer = more or not (stable.exits_off or withdrawn), True
     else:
         more = more or not set(document.stopped_slices) >= set(published.stopped_slices) & set(document.slices)
+        more = more or not set(document.stable.tiers) <= set(published.stable.tiers)
         fewer = fewer or not set(document.stopped_slices) <= set(published.stopped_slices)
+        fewer = fewer or not set(document.stable.tiers) >= set(published.stable.tiers)
     return fewer and not more

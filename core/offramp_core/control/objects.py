@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
-from offramp_core.protocol import ArmCounts, PlanCounts, class_of
+from offramp_core.protocol import ArmCounts, PlanCounts, class_of, tier_of
 from offramp_core.reasons import ConditionType, MaybeReason, PassedOn
 
 Phase = Literal[
@@ -93,14 +94,31 @@ _COUNTS_OF_TALLY = operator.attrgetter(*(f.metadata.get("count", f.name) for f i
 
 
 @dataclass(frozen=True, slots=True)
+class TierTally:
+    """Audits of a tier's requests under the canary since the step began."""
+
+    audited: int = 0
+    disagreements: int = 0
+
+    def __add__(self, other: TierTally) -> TierTally:
+        return TierTally(self.audited + other.audited, self.disagreements + other.disagreements)
+
+
+@dataclass(frozen=True, slots=True)
 class BothArms:
-    """Canary and stable tallies of the same epoch."""
+    """Canary and stable tallies of the same epoch; ``tiers`` are those of the canary, by name."""
 
     canary: ArmTally = ArmTally()
     stable: ArmTally = ArmTally()
+    tiers: dict[str, TierTally] = field(default_factory=dict)
 
     def __add__(self, other: BothArms) -> BothArms:
-        return BothArms(self.canary + other.canary, self.stable + other.stable)
+        return BothArms(self.canary + other.canary, self.stable + other.stable, _summed(self.tiers, other.tiers))
+
+
+def _summed(one: dict[str, TierTally], other: dict[str, TierTally]) -> dict[str, TierTally]:
+    names = sorted(one.keys() | other.keys())
+    return {name: one.get(name, TierTally()) + other.get(name, TierTally()) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +272,13 @@ _TINY = 1e-12  # budgets and confidences are decimals; their floats may differ i
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What a plan promises on the records that certified it, as fractions. ``audits`` is what they are to take of
-    ``saving``, at the rate that holds while nothing is being decided; 0 where an operator of before did not say."""
+    ``saving``, at the rate that holds while nothing is being decided; 0 where an operator of before did not say.
+    ``tiers`` is what is saved of a request of each, by name."""
 
     saving: float = 0.0
     disagreement: float = 0.0
     audits: float = 0.0
+    tiers: dict[str, float] = field(default_factory=dict)
 
     @property
     def net(self) -> float:
@@ -300,6 +320,18 @@ class Config:
             and (since is None or float(c.get("recordsThrough") or since) >= since)
             for c in self.status.certificates
         )
+
+    def tiers_for(self, budgets: Mapping[str, float], *, confidence: float) -> tuple[str, ...]:
+        """Those tiers of the plan that a certificate covers, as their ``budgets`` are now; a plan that earned its place
+        without one, or was certified for larger budgets, has none."""
+        proven = {
+            tier["tier"]
+            for c in self.status.certificates
+            if float(c.get("delta", 0.0)) <= 1 - confidence + _TINY
+            for tier in c.get("tiers", ())
+            if float(tier["budget"]) <= budgets.get(tier["tier"], 0.0) + _TINY
+        }
+        return tuple(tier.name for tier in self.plan.tiers if tier.name in proven)
 
 
 # --- service ---------------------------------------------------------------------------------------
@@ -598,9 +630,37 @@ class SliceUse:
     stopped: bool = False
 
     @property
+    def title(self) -> str:
+        """What people call it."""
+        tier = tier_of(self.name)
+        return f"tier {tier}" if tier else f"slice {self.name}"
+
+    @property
     def consequence(self) -> str:
         """What a stop means, in words."""
         return "its requests take no exits" if class_of(self.name) is None else "no exit gives such an answer"
+
+
+TierState = Literal["Waiting", "Exits", "NoPlan", "Stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """A tier under the stable plan. ``Exits`` says that its requests leave early; ``NoPlan`` that no plan of its own
+    was certified, ``Stopped`` that its audits were surely over ``budget``, ``Waiting`` that exits are off for all.
+
+    ``saving`` is predicted, on the records of the certificate, where ``certified_k`` of ``certified_n`` answers
+    differed; ``disagreements`` of ``audited`` of its own requests did so far.
+    """
+
+    name: str
+    budget: float = 0.0
+    state: TierState = "Waiting"
+    saving: float = 0.0
+    certified_n: int = 0
+    certified_k: int = 0
+    audited: int = 0
+    disagreements: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -709,6 +769,7 @@ class ServiceStatus:
     capacity: CapacityStatus = CapacityStatus()
     observed: ObservedFigures = ObservedFigures()
     measured: Measured = Measured()
+    tiers: tuple[TierUse, ...] = ()
     tuning: TuningStatus = TuningStatus()
     ramp_sets: RampSetStatus = RampSetStatus()
     pin: PinStatus = PinStatus()

@@ -16,9 +16,9 @@ from typing import Any, Literal, cast, get_args
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.generation.losses import Output as Generated
 from offramp_core.generation.losses import answer_pattern
-from offramp_core.plan import MAX_ACTIVE_RAMPS, Execution, RampThreshold
+from offramp_core.plan import MAX_ACTIVE_RAMPS, MAX_TIERS, Execution, RampThreshold
 from offramp_core.precision import EXACT, Precision, check_precision
-from offramp_core.protocol import TimeName, class_of, class_slice, slice_number
+from offramp_core.protocol import DEFAULT_TIER, TimeName, class_of, class_slice, slice_number, tier_slice
 from offramp_core.task import TASKS, Output
 
 Mode = Literal["Auto", "Recommend", "Pinned", "Disabled"]
@@ -58,6 +58,7 @@ _ENDPOINT = re.compile(r"^https?://[^\s/?#@]+/?$")
 _REGION = re.compile(r"^[a-z0-9][-a-z0-9]{0,62}$")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _SLICE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
+_TIER = re.compile(r"^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$")
 _NUMBER_OR_SHARE = re.compile(r"^([1-9][0-9]{0,2}|1000|([1-9][0-9]?|100)%)$")
 _PERCENTILE = re.compile(r"^[5-9][0-9](\.[0-9]{1,3})?$")
 _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
@@ -193,6 +194,14 @@ class SliceObjective:
 
 
 @dataclass(frozen=True, slots=True)
+class TierObjective:
+    """A smaller budget that a request may ask for, with the parameter ``tier: name``."""
+
+    name: str
+    max_disagreement: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimeGoal:
     """One time of the latency objective. ``counted_as`` is the histogram of
     :class:`offramp_core.protocol.ArmCounts` that it is held against, ``of`` its name for people; empty for the whole
@@ -230,6 +239,7 @@ class ServiceSpec:
     answer_pattern: str = ""
     sampled_answers: SampledAnswers = "Exact"
     slices: tuple[SliceObjective, ...] = ()
+    tiers: tuple[TierObjective, ...] = ()
     mode: Mode = "Auto"
     max_overhead: float = 0.05
     max_active: int = 3
@@ -310,7 +320,12 @@ class ServiceSpec:
         key = key if self.precision == "Auto" else f"{key}/{self.precision}"
         key = key if self.output == "Top1" else f"{key}/{self.output}"
         key = f"{key}/{self.answer_pattern}" if self.answer_pattern else key
-        return key + "".join(f"/{s.name}={s.max_disagreement:g}" for s in self.slices)
+        return key + "".join(f"/{s.name}={s.max_disagreement:g}" for s in self.watched)
+
+    @property
+    def watched(self) -> tuple[SliceObjective, ...]:
+        """Everything whose audits are counted apart: slices, and the requests of each tier."""
+        return (*self.slices, *(SliceObjective(tier_slice(t.name), t.max_disagreement) for t in self.tiers))
 
     @property
     def precisions(self) -> tuple[Precision, ...] | None:
@@ -405,7 +420,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         },
     )
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
-    objective = _objective(spec.section("objective", {"latency", "accuracy"}, required=True))
+    objective = _objective(spec.section("objective", {"latency", "accuracy", "tiers"}, required=True))
     ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
     return ServiceSpec(
@@ -473,9 +488,11 @@ def _objective(objective: _Reader) -> dict[str, Any]:
     if output != "Top1" and any(s.predicted is not None for s in slices):
         field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
         raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
+    budget = _budget(accuracy, output)
     return {
         **_times(latency, output),
-        "max_disagreement": _budget(accuracy, output),
+        "max_disagreement": budget,
+        "tiers": _tiers(objective, output, most=budget),
         "confidence": accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
         "output": output,
         "slices": slices,
@@ -547,6 +564,35 @@ def _slices(accuracy: _Reader) -> tuple[SliceObjective, ...]:
     if len({slice_number(s.name) for s in slices}) != len(slices):
         raise InvalidSpecError(accuracy.path("slices"), "a slice is named twice")
     return slices
+
+
+def _tiers(objective: _Reader, output: Judged, *, most: float) -> tuple[TierObjective, ...]:
+    """The menu beside the budget of everybody, which no tier exceeds."""
+    entries, path = objective.get("tiers", []), objective.path("tiers")
+    if not isinstance(entries, list) or len(entries) > MAX_TIERS:
+        raise InvalidSpecError(path, f"list at most {MAX_TIERS} tiers with name and maxDisagreement")
+    if entries and output in GENERATED:
+        raise InvalidSpecError(path, f"is of models with exits, and output is {output}; remove it")
+    readers = [_Reader(e, f"{path}[{i}]", {"name", "maxDisagreement"}) for i, e in enumerate(entries)]
+    tiers = tuple(
+        TierObjective(
+            r.text("name", _TIER.pattern, "write a label's name: letters, digits, '-', '_' and '.', at most 63"),
+            r.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
+        )
+        for r in readers
+    )
+    names = [t.name for t in tiers]
+    if len(set(names)) != len(names):
+        raise InvalidSpecError(path, "a tier is named twice")
+    for reader, tier in zip(readers, tiers, strict=True):
+        if tier.name == DEFAULT_TIER:
+            raise InvalidSpecError(reader.path("name"), f"{DEFAULT_TIER} is the budget in accuracy; use another name")
+        if tier.max_disagreement > most:
+            raise InvalidSpecError(
+                reader.path("maxDisagreement"),
+                f"{tier.max_disagreement:g} is above accuracy.maxDisagreement {most:g}; a tier only tightens",
+            )
+    return tiers
 
 
 def _store_claim(ramps: _Reader) -> str | None:

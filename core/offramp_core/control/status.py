@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, log
 
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
+from offramp_core.control.document import going_tiers
 from offramp_core.control.draft import Draft
-from offramp_core.control.objects import Condition, Rollout, RolloutSummary, ServiceStatus
-from offramp_core.control.rollouts.rollout import CANARY_SERVES
+from offramp_core.control.objects import Condition, Config, Rollout, RolloutSummary, ServiceStatus, TierState, TierUse
+from offramp_core.control.rollouts.rollout import CANARY_SERVES, tiers_served
 from offramp_core.control.routes import pooled
 from offramp_core.control.seen import Seen
 from offramp_core.control.snapshot import Event, Snapshot, Worker
@@ -22,6 +24,7 @@ from offramp_core.control.workers.delivery import proven_models
 from offramp_core.control.workers.versions import serving_source
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import exits_off_plan
+from offramp_core.protocol import tier_slice
 from offramp_core.reasons import ConditionType, Reason
 
 
@@ -48,6 +51,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
         capacity=facts.capacity.status,
         observed=observed if stable.name == before.stable_config else replace(observed, taken_at=None),
         measured=draft.measured_of_stable,
+        tiers=_tiers(seen, draft),
         tuning=draft.tuning,
         ramp_sets=draft.ramp_sets,
         pin=pin.status,
@@ -103,6 +107,34 @@ def capacity_of(
 
 
 # --- pieces ----------------------------------------------------------------------------------------
+
+
+def _tiers(seen: Seen, draft: Draft) -> tuple[TierUse, ...]:
+    """Each tier under the stable plan: whether its requests leave early, by what proof, and what came of it."""
+    stable, measured = draft.stable, draft.measured_of_stable
+    going, served = going_tiers(stable, seen.service, measured), tiers_served(stable, seen.service)
+    claims = {t["tier"]: t for c in stable.status.certificates for t in c.get("tiers", ())}
+    savings = stable.status.prediction.tiers if stable.status.prediction is not None else {}
+    counted = {use.name: use for use in measured.slices}
+    uses = []
+    for tier in seen.spec.tiers:
+        name, use = tier.name, counted.get(tier_slice(tier.name))
+        known = TierUse(name, tier.max_disagreement, _tier_state(name, stable, going=going, served=served))
+        if use is not None:
+            known = replace(known, audited=use.audited, disagreements=use.disagreements)
+        if name in served:
+            claim = claims[name]
+            known = replace(
+                known, saving=savings.get(name, 0.0), certified_n=int(claim["n"]), certified_k=int(claim["k"])
+            )
+        uses.append(known)
+    return tuple(uses)
+
+
+def _tier_state(name: str, stable: Config, *, going: Sequence[str], served: Sequence[str]) -> TierState:
+    if stable.plan.exits_off:
+        return "Waiting"
+    return "Exits" if name in going else "Stopped" if name in served else "NoPlan"
 
 
 def _facts(seen: Seen, draft: Draft, pin: PinJudged) -> Facts:

@@ -185,6 +185,8 @@ def _follow_side_by_side(
     limit = run_length * len(m)
     with np.errstate(over="ignore"):  # beyond the largest number it has alarmed long ago
         loud = np.flatnonzero(((begin + _STRETCH) * hit**k).sum(axis=0) >= limit)
+        if not len(loud):
+            return end, None
         reached = [now.sum(axis=0) >= limit for now in _walk(begin[:, loud], steps[:, loud], hit, miss)]
     row, step = np.nonzero(np.asarray(reached).T)
     return end, int(loud[row[0]] * _STRETCH + step[0]) + 1 if len(row) else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from offramp_core.control.codec import to_json
-from offramp_core.control.objects import Measured, RampUse, Saving, SliceUse
+from offramp_core.control.objects import Measured, RampUse, Saving, SliceUse, TierUse
+from offramp_core.protocol import tier_of
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.plans import predicted
 from offramp_operator.explain.words import share
@@ -52,7 +53,8 @@ def sentences(family: Family) -> list[str]:
         ),
         *_compared(seen, confidence=family.service.spec.rollout.confidence),
         *(_ramp(use) for use in seen.ramps),
-        *(_slice(use) for use in seen.slices),
+        *(_slice(use) for use in seen.slices if not tier_of(use.name)),
+        *(_tier(use) for use in family.service.status.tiers),
     ]
 
 
@@ -88,12 +90,26 @@ def _ramp(use: RampUse) -> str:
 
 def _slice(use: SliceUse) -> str:
     does = f"stopped: {use.consequence} under this plan" if use.stopped else "takes exits"
-    return (
-        f"slice {use.name}: {use.disagreements} of {use.audited:,} audits disagreed, budget {share(use.budget)}; {does}"
-    )
+    return f"{use.title}: {use.disagreements} of {use.audited:,} audits disagreed, budget {share(use.budget)}; {does}"
+
+
+_TIERS = {
+    "NoPlan": "no plan is certified for it, so its requests take no exits",
+    "Stopped": "stopped: its requests take no exits under this plan",
+    "Waiting": "exits are off",
+}
+
+
+def _tier(use: TierUse) -> str:
+    """``tier strict: budget 0.5%; predicted to save 12%, certified with 1 of 1,500; 0 of 80 audits disagreed``."""
+    seen = f"; {use.disagreements} of {use.audited:,} audits disagreed" if use.audited else ""
+    proof = f"predicted to save {share(use.saving)}, certified with {use.certified_k} of {use.certified_n:,}"
+    return f"tier {use.name}: budget {share(use.budget)}; {_TIERS.get(use.state, proof)}{seen}"
 
 
 def savings_data(family: Family) -> dict[str, Any]:
     """The same for machines, without the counters that only the operator reads."""
-    stored = to_json(family.service.status.measured)
-    return {key: stored[key] for key in _SHOWN if key in stored}
+    status = family.service.status
+    stored = to_json(status.measured)
+    tiers = {"tiers": to_json(status.tiers)} if status.tiers else {}
+    return {key: stored[key] for key in _SHOWN if key in stored} | tiers

@@ -167,6 +167,7 @@ class Engine:
         timeout_seconds: float | None = None,
         slice_name: str = "",
         stream: str = "",
+        tier: str = "",
         wake: bool = True,
     ) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered or its time has run out.
@@ -174,7 +175,8 @@ class Engine:
         One that is answered from the cache is done when this returns (``cached``), and does not come back.
 
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has
-        reached; one that has reached none, or runs where no ramps are active, is answered when it is done. Without
+        reached; one that has reached none, or runs where no ramps are active, is answered when it is done. One of a
+        ``tier`` that the plan in force does not serve takes no exits. Without
         ``wake`` the caller promises to call :meth:`serve` soon.
 
         Raises
@@ -199,6 +201,7 @@ class Engine:
             timeout_seconds=timeout_seconds,
             slice_name=slice_name,
             stream=stream,
+            tier=tier,
         )
         self.accounts.admitted(len(x))
         if self._followers is not None and self._followers.answers(ticket):

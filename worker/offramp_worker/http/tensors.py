@@ -37,6 +37,7 @@ KNOWN_HEADER_BYTES = 4096
 LOWEST_PRIORITY = 2**32 - 1  # what tritonclient sends is any unsigned number
 MAX_SLICE_LENGTH = 32
 MAX_STREAM_LENGTH = 128
+MAX_TIER_LENGTH = 63
 MAX_SHOWN = 80  # characters of a value in an error
 MAX_TIMEOUT_MICROS = 86_400_000_000  # a day
 
@@ -68,6 +69,8 @@ class InferRequest:
     timeout_seconds: float | None = None
     slice_name: str = ""
     stream: str = ""
+    tier: str = ""
+    max_disagreement: float | None = None
 
 
 def parse_request(
@@ -124,6 +127,8 @@ class RequestHeader:
     timeout_seconds: float | None
     slice_name: str
     stream: str
+    tier: str
+    max_disagreement: float | None
 
     def request(self, x: Array) -> InferRequest:
         """With the values of its input, (n, ...)."""
@@ -137,6 +142,8 @@ class RequestHeader:
             self.timeout_seconds,
             self.slice_name,
             self.stream,
+            self.tier,
+            self.max_disagreement,
         )
 
 
@@ -170,6 +177,8 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int, names: OutputN
         timeout_seconds=parse_timeout(parameters),
         slice_name=_name(parameters, "slice", longest=MAX_SLICE_LENGTH),
         stream=_name(parameters, "stream", longest=MAX_STREAM_LENGTH),
+        tier=_name(parameters, "tier", longest=MAX_TIER_LENGTH),
+        max_disagreement=_share(parameters, "max_disagreement"),
     )
 
 
@@ -455,11 +464,24 @@ def _never_exit(parameters: dict[str, Any]) -> bool:
 
 def _name(parameters: dict[str, Any], key: str, *, longest: int) -> str:
     """``slice``: the group of requests this one belongs to; one that the service does not declare is as good as none.
-    ``stream``: the source that it comes from, whose requests may resemble each other."""
+    ``stream``: the source that it comes from, whose requests may resemble each other. ``tier``: the budget that it
+    asks for, one that the service has."""
     wish = parameters.get(key, "")
     if not isinstance(wish, str) or len(wish) > longest:
         raise BadRequestError(f"parameters.{key}: is {shown(wish)}; it must be a text of at most {longest} characters")
     return wish
+
+
+def _share(parameters: dict[str, Any], key: str) -> float | None:
+    """``max_disagreement``: the largest budget that will do for this request."""
+    wish = parameters.get(key)
+    if wish is None:
+        return None
+    if isinstance(wish, bool) or not isinstance(wish, int | float) or not 0 <= wish <= 1:
+        raise BadRequestError(f"parameters.{key}: is {shown(wish)}; it must be a number from 0 to 1")
+    if parameters.get("tier"):
+        raise BadRequestError(f"parameters.{key}: comes with parameters.tier; send one of them")
+    return float(wish)
 
 
 def _deadline(parameters: dict[str, Any]) -> float:

@@ -9,13 +9,14 @@ from offramp_core.batching import MAX_BATCH
 from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.execution import Regrouping, carries_on
-from offramp_core.plan import Plan
+from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import PlanDocument, RampInfo, class_of
 from offramp_core.reasons import Reason
-from offramp_core.uncertainty import exit_test
+from offramp_core.uncertainty import ExitTest, exit_test
 from offramp_worker.engine.accounts.counters import Counters
 from offramp_worker.engine.arms.arms import Active
 from offramp_worker.engine.arms.leases import Arms
+from offramp_worker.engine.arms.tiers import TierExits
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.ramp_sets import HeldSet
@@ -115,15 +116,15 @@ class ClassifierPlans(PlanTarget):
         priced = list(index.values())  # the chain's ramps as the profile has them
         seconds = table.stage_seconds([[priced.index(j) for j in stage.ramps] for stage in stages[:-1]])
         carry_on = carries_on(plan.execution, profile)
+
+        def tests(ramps: Sequence[RampThreshold]) -> dict[int, ExitTest]:
+            columns = {index[ramp.id]: float(ramp.threshold) for ramp in ramps if ramp.threshold > 0}
+            return {j: exit_test(t, bundle.quantiles[j], score=engine.task.raw_score) for j, t in columns.items()}
+
         return {
             "stages": stages,
-            "tests": {
-                index[ramp.id]: exit_test(
-                    float(ramp.threshold), bundle.quantiles[index[ramp.id]], score=engine.task.raw_score
-                )
-                for ramp in plan.ramps
-                if ramp.threshold > 0
-            },
+            "tests": tests(plan.ramps),
+            "tiers": {tier.name: TierExits(tests(tier.ramps)) for tier in plan.tiers},
             "regrouping": None if carry_on or not stages else Regrouping.of(seconds, table.regroup.tolist()),
             "stage_seconds": seconds,
         }

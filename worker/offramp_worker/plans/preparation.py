@@ -18,6 +18,7 @@ from offramp_worker.engine.accounts.counters import Counters
 from offramp_worker.engine.arms.arms import Active, Runtime
 from offramp_worker.engine.arms.breaker import Breaker
 from offramp_worker.engine.arms.leases import Arms
+from offramp_worker.engine.arms.tiers import TierExits
 from offramp_worker.engine.vitals import Vitals
 
 
@@ -83,7 +84,8 @@ class PlanTarget(ABC):
         if not runs_stable.exits_off:
             meter = self.counters.meter(plan_hash=stable.content_hash, share=document.holdback_share)
             breaker = self._breaker(document, stable)
-            runs_stable = replace(runs_stable, meter=meter, breaker=breaker, **_slices(document))
+            tiers = self._watched_tiers(document, runs_stable)
+            runs_stable = replace(runs_stable, meter=meter, breaker=breaker, tiers=tiers, **_slices(document))
         runs_canary = None
         if canary is not None and document.canary is not None:
             runs_canary = self._runtime(document, "canary", canary, document.canary, fields[1])
@@ -129,7 +131,9 @@ class PlanTarget(ABC):
         self, document: PlanDocument, arm: Arm, plan: Plan, arm_plan: ArmPlan, fields: Mapping[str, Any]
     ) -> Runtime:
         counter = self.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash)
-        return Runtime(plan=plan, audit_rate=arm_plan.audit_rate, counter=counter, **fields)
+        runtime = Runtime(plan=plan, audit_rate=arm_plan.audit_rate, counter=counter, **fields)
+        going = {name: exits for name, exits in runtime.tiers.items() if name in arm_plan.tiers}
+        return replace(runtime, tiers=going) if runtime.tiers else runtime
 
     def _holdback(self, document: PlanDocument, meter: HoldbackMeter) -> Runtime:
         """The exact executor once more, audited like the stable plan so that records go on being drawn from all
@@ -138,16 +142,25 @@ class PlanTarget(ABC):
         counter = self.counters.open(epoch=document.epoch, arm="holdback", plan_hash=off.plan.content_hash)
         return Runtime(off.plan, document.stable.audit_rate, counter, meter=meter)
 
-    def _breaker(self, document: PlanDocument, stable: Plan) -> Breaker:
+    def _watched_tiers(self, document: PlanDocument, runtime: Runtime) -> dict[str, TierExits]:
+        """Each tier with a detector over its own audits."""
+        return {
+            name: replace(exits, breaker=self._breaker(document, runtime.plan, tier=name))
+            for name, exits in runtime.tiers.items()
+        }
+
+    def _breaker(self, document: PlanDocument, stable: Plan, *, tier: str = "") -> Breaker:
         """What the detector has seen of a stable plan stays with the plan: epochs change more often than plans do."""
         in_force = self.arms.active.stable
         fresh = Breaker(
-            accuracy_budget=document.accuracy_budget,
+            accuracy_budget=document.tiers[tier] if tier else document.accuracy_budget,
             run_length=document.breaker_run_length,
             plan_hash=stable.content_hash,
             design_effect=document.stable.design_effect,
         )
-        kept = in_force.breaker if in_force is not None and in_force.plan == stable else None
+        watching = in_force if in_force is not None and in_force.plan == stable else None
+        exits = watching.tiers.get(tier) if watching is not None else None
+        kept = exits.breaker if exits is not None else None if watching is None or tier else watching.breaker
         if kept is None or not kept.watches_like(fresh):
             return fresh
         kept.design_effect = fresh.design_effect

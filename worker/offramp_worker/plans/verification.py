@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from offramp_core.errors import PlanRefusedError
 from offramp_core.evidence.slow import shape_of
+from offramp_core.plan import MAX_TIERS
 from offramp_core.protocol import PlanDocument, SignedDocument
 from offramp_core.reasons import Reason
 from offramp_worker.documents import parse_document
@@ -60,6 +61,7 @@ def parse(payload: str) -> PlanDocument:
         "max_overhead": 0 <= document.max_overhead < math.inf,
         "holdback_share": 0 <= document.holdback_share <= 0.5,
         "slices": len(document.slices) <= MAX_SLICES and set(document.stopped_slices) <= set(document.slices),
+        "tiers": _tiers_make_sense(document),
         "capture_since": document.capture_since is None or math.isfinite(document.capture_since),
         "slow_seconds": all(size.isdecimal() and _positive(s) for size, s in document.slow_seconds.items()),
         "slow_seconds_by_length": all(shape_of(t) and _positive(s) for t, s in document.slow_seconds_by_length.items()),
@@ -68,6 +70,13 @@ def parse(payload: str) -> PlanDocument:
     if wrong:
         raise PlanRefusedError(Reason.MALFORMED, f"{wrong[0]} of the document is out of range")
     return document
+
+
+def _tiers_make_sense(document: PlanDocument) -> bool:
+    budgets = document.tiers.values()
+    named = {name for arm in (document.stable, document.canary) if arm for name in arm.tiers}
+    tighter = all(0 < budget <= document.accuracy_budget for budget in budgets)
+    return tighter and len(budgets) <= MAX_TIERS and named <= set(document.tiers)
 
 
 def _positive(value: float) -> bool:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from offramp_core.control.objects import BothArms, GateState, GateStatus
+from offramp_core.control.objects import BothArms, GateState, GateStatus, TierTally
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import audits_needed, reached
 from offramp_core.evidence.one_arm import Counts, alternatives, log_average_ratio, log_e_value
@@ -43,7 +43,8 @@ class GateInput:
     budget. ``level`` is what was frozen when the step began (0: an even share), and ``slow_excluded`` the least
     slowdown that ``slow_needed`` judged batches exclude. ``watch`` is the detector over all audits of the canary so
     far, ``attempt`` their counts in all steps, this one included (None: there is no other), and ``acceptance_level``
-    what the test may spend that accepts a plan by them. ``design_effect`` audits are worth one.
+    what the test may spend that accepts a plan by them. ``design_effect`` audits are worth one. ``tiers`` are the
+    budgets of those that take exits in the canary, by name.
     """
 
     tally: BothArms
@@ -60,6 +61,7 @@ class GateInput:
     attempt: Counts | None = None
     acceptance_level: float = 1.0
     design_effect: float = 1.0
+    tiers: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def alpha(self) -> float:
@@ -226,6 +228,45 @@ accuracy = Gate(
 )
 
 
+# --- tiers ----------------------------------------------------------------------------------------
+
+
+def _tier_evidence(given: GateInput) -> dict[str, Evidence]:
+    """The accuracy gate's evidence of each tier, from the audits of its own requests; they share the level evenly."""
+    limit = math.log(len(given.tiers) / (1 - given.accuracy_confidence)) if given.tiers else 0.0
+    found = {}
+    for name, budget in given.tiers.items():
+        seen = given.tally.tiers.get(name, TierTally())
+        rates = harmful_rates(budget)
+        evidence = log_average_ratio(
+            seen.disagreements, seen.audited, p0=budget, grid=rates, design_effect=given.design_effect
+        )
+        found[name] = Evidence(seen.audited, seen.disagreements, budget, evidence, limit)
+    return found
+
+
+def _tiers(given: GateInput) -> Evidence | str:
+    """The tier with most evidence against it. None is waited for: few requests may ask for it, and its certificate and
+    its audits under the stable plan stand guard as well."""
+    found = _tier_evidence(given)
+    return max(found.values(), key=lambda e: e.log_e_value) if found else "no tier takes exits"
+
+
+def _which_tier(_: GateStatus, given: GateInput) -> str:
+    found = _tier_evidence(given)
+    return f"tier {max(found, key=lambda name: found[name].log_e_value)}" if found else ""
+
+
+tiers = Gate(
+    "tiers",
+    judge=_tiers,
+    reason=Reason.ACCURACY_REJECTED,
+    words=Words("{k} of {n} audits of a tier disagreed", "its budget {bound}"),
+    reads_audits=True,
+    remark=_which_tier,
+)
+
+
 # --- drift -----------------------------------------------------------------------------------------
 
 
@@ -370,14 +411,14 @@ acceptance = Gate(
 
 # --- all of them -----------------------------------------------------------------------------------
 
-GATES: tuple[Gate, ...] = (accuracy, drift, slowness, failures, acceptance)
+GATES: tuple[Gate, ...] = (accuracy, tiers, drift, slowness, failures, acceptance)
 N_GATES = sum(gate.shares for gate in GATES)
 KNOWN: Mapping[str, Gate] = {gate.name: gate for gate in GATES}
 
 
 def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
-    """Every gate's reading of one step."""
-    return tuple(gate(given) for gate in GATES)
+    """Every gate's reading of one step; that of tiers where there are any."""
+    return tuple(gate(given) for gate in GATES if gate is not tiers or given.tiers)
 
 
 def gate_level(*, confidence: float, spent: float, n_steps: int, left: int) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from offramp_core.control.objects import ArmTally, BothArms, Ledger
+from offramp_core.control.objects import ArmTally, BothArms, Ledger, TierTally
 from offramp_core.control.stable.holdback import impossible_counts
 from offramp_core.protocol import ArmCounts, PlanCounts
 
@@ -65,13 +65,13 @@ def fold(
     retired = ledger.retired
     for boot in sorted(set(live) - live_boots):
         gone = live.pop(boot)
-        retired = retired + BothArms(gone.canary.with_lost_audits, gone.stable)
+        retired = retired + BothArms(gone.canary.with_lost_audits, gone.stable, gone.tiers)
     return replace(ledger, live=live, retired=retired, quarantined=tuple(sorted(quarantined)))
 
 
 def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str, str]) -> BothArms | None:
     """The two arms of one epoch, or None when the report cannot be true."""
-    arms = {"canary": ArmTally(), "stable": ArmTally()}
+    arms, tiers = {"canary": ArmTally(), "stable": ArmTally()}, dict[str, TierTally]()
     for c in counts:
         if c.epoch != epoch:
             continue
@@ -81,7 +81,18 @@ def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str,
         if not tally.possible or (tally.batches and plan_hashes.get(c.arm) != c.plan_hash):
             return None
         arms[c.arm] = arms[c.arm] + tally
-    return BothArms(**arms)
+        if c.tier_audited and c.arm == "canary":
+            tiers = tier_tallies(c)
+    if any(not 0 <= t.disagreements <= t.audited for t in tiers.values()):
+        return None
+    return BothArms(**arms, tiers=tiers)
+
+
+def tier_tallies(counts: ArmCounts) -> dict[str, TierTally]:
+    """The audits of each tier, by name."""
+    return {
+        name: TierTally(n, counts.tier_disagreements.get(name, 0)) for name, n in sorted(counts.tier_audited.items())
+    }
 
 
 def impossible(
@@ -124,4 +135,5 @@ def went_backwards(before: Iterable[ArmCounts], now: Iterable[ArmCounts]) -> boo
 
 
 def _grew(before: BothArms, now: BothArms) -> bool:
-    return now.canary.at_least(before.canary) and now.stable.at_least(before.stable)
+    tiers = (now.tiers.get(name, TierTally()).audited >= tally.audited for name, tally in before.tiers.items())
+    return now.canary.at_least(before.canary) and now.stable.at_least(before.stable) and all(tiers)

@@ -214,6 +214,7 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             attempt=Counts(*view.status.audited),
             acceptance_level=acceptance_level(view.status, view.service),
             design_effect=_worth_one(view),
+            tiers={t.name: t.max_disagreement for t in spec.tiers if t.name in tiers_served(view.to, view.service)},
         )
     )
 
@@ -637,6 +638,12 @@ def forbidden(config: Config, service: Service) -> str:
             f"{spec.confidence:g}"
         )
     return ""
+
+
+def tiers_served(config: Config, service: Service) -> tuple[str, ...]:
+    """Tiers of a plan that are certified for what is promised now."""
+    budgets = {t.name: t.max_disagreement for t in service.spec.tiers}
+    return config.tiers_for(budgets, confidence=service.spec.confidence)
 
 
 def acceptance_level(status: RolloutStatus, service: Service) -> float:

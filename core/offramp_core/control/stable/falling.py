@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from offramp_core.control.document import switched_off
 from offramp_core.control.draft import Draft
-from offramp_core.control.objects import Config, Measured, RampSetStatus, Service
+from offramp_core.control.objects import Config, Measured, RampSetStatus, Service, SliceStop
 from offramp_core.control.rollouts.rollout import forbidden
 from offramp_core.control.seen import Seen
 from offramp_core.control.served import Served
@@ -21,7 +21,8 @@ from offramp_core.control.stable.holdback import loss, update_measured
 from offramp_core.control.stable.watch import Watch, watched
 from offramp_core.control.trust import live_boots
 from offramp_core.control.tuning.tuner import after_alarm, after_rollback
-from offramp_core.protocol import PlanDocument, Withdrawn
+from offramp_core.plan import Plan
+from offramp_core.protocol import PlanDocument, Withdrawn, tier_slice
 from offramp_core.reasons import Reason
 
 COOLDOWN_DOUBLINGS = 6
@@ -224,7 +225,8 @@ def rejected(seen: Seen, draft: Draft, name: str, message: str) -> Draft:
 
 def _measured(seen: Seen, draft: Draft) -> Measured:
     """What the stable plan saves, by comparison with the batches that are held back from it."""
-    before, spec, plan = seen.service.status.measured, seen.spec, draft.stable.plan
+    spec, plan = seen.spec, draft.stable.plan
+    before = _with_stops_of_workers(seen.service.status.measured, seen, plan)
     if plan.exits_off or not seen.fits(plan, draft.ramp_sets):
         return Measured(stops=before.all_stops)
     ids, costs = seen.served.chain(plan.precision)
@@ -238,10 +240,30 @@ def _measured(seen: Seen, draft: Draft) -> Measured:
         costs=costs,
         alpha=1 - spec.rollout.confidence,
         now=seen.now,
-        slices=spec.slices,
+        slices=spec.watched,
         slice_alpha=1 - spec.confidence,
         design_effect=worth_one(draft.tuning, rate=draft.tuning.audit_rate),
     )
+
+
+def _with_stops_of_workers(before: Measured, seen: Seen, plan: Plan) -> Measured:
+    """A tier that one worker's detector has stopped is stopped everywhere: a change shows there first, where all that
+    was counted before would hide it."""
+    states = (w.state for w in seen.snapshot.workers if w.state is not None)
+    alarmed = {name for s in states if s.stable_hash == plan.content_hash for name in s.stopped_tiers}
+    if not alarmed:
+        return before
+    stops = {
+        tier_slice(t.name): SliceStop(plan.content_hash, tier_slice(t.name), t.max_disagreement)
+        for t in seen.spec.tiers
+        if t.name in alarmed
+    }
+    uses = before.slices
+    if before.plan_hash == plan.content_hash:
+        uses = tuple(replace(use, stopped=True) if use.name in stops else use for use in uses)
+    known = before.all_stops
+    new = tuple(stop for stop in stops.values() if stop not in known)
+    return replace(before, slices=uses, stops=(*known, *new)) if new else before
 
 
 def _watch(seen: Seen, draft: Draft) -> Watch:

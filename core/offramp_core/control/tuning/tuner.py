@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from offramp_core.certify import SliceBudget, all_streams_differ, allowance
+from offramp_core.certify import SliceBudget, TierBudget, all_streams_differ, allowance
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.control.spec import SliceObjective
@@ -21,6 +21,7 @@ from offramp_core.precision import EXACT
 from offramp_core.protocol import slice_number
 from offramp_core.reasons import MaybeReason, Reason
 from offramp_core.tuning import (
+    SEARCH_SHARE,
     NeedsLabels,
     NoGain,
     PinCheck,
@@ -43,6 +44,9 @@ LABELS_STEP = 100  # labels are told in steps, so that the status is not written
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
 MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
+# Times what a test for everybody is worth, that may be waited for so that tiers are tested as well: one at a sixth of
+# the budget comes with the first plan, one that is stricter where traffic brings its labels anyway.
+MENU_PATIENCE = 8
 _PATIENCE = 4  # times what a test is worth: a plan that needs more labels is given up for a more cautious one
 
 
@@ -171,9 +175,26 @@ def labels_awaited(view: TunerView) -> int:
     status, spec = view.status, view.snapshot.service.spec
     level = allowance(1 - spec.confidence, status.tests_run + 1)
     worth = math.ceil(status.design_effect * testable_labels(spec.max_disagreement, level))
+    menu = _menu_labels(view) if menu_is_new(view) else 0
     asked = status.labels_needed if status.requested_for == view.objective else 0
     first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
-    return max(first, worth, min(asked, _PATIENCE * worth))
+    return max(first, worth, min(asked, _PATIENCE * worth), min(menu, MENU_PATIENCE * worth))
+
+
+def menu_is_new(view: TunerView) -> bool:
+    """Whether this attempt is to bring tiers that the stable plan was made without. One is made for it, and whenever
+    somebody asks: what no plan could be certified for must not cost a test every hour."""
+    wanted = {tier.name for tier in view.snapshot.service.spec.tiers}
+    new = view.status.tuned_for != view.objective or view.asks_to_tune
+    return new and not wanted <= {tier.name for tier in view.stable.plan.tiers}
+
+
+def _menu_labels(view: TunerView) -> int:
+    """Labels with which the strictest tier could be tested as well, beside the search's share."""
+    status, spec = view.status, view.snapshot.service.spec
+    level = allowance(1 - spec.confidence, status.tests_run + 1) / (1 + len(spec.slices) + len(spec.tiers))
+    strictest = min(tier.max_disagreement for tier in spec.tiers)
+    return math.ceil(status.design_effect * testable_labels(strictest, level) / (1 - SEARCH_SHARE))
 
 
 def first_attempt_labels(budget: float) -> int:
@@ -297,6 +318,22 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         precisions=spec.precisions,
         audit_rate=expected_rate(view.snapshot.observed.load),
         slices=_slices_to_certify(view, store),
+        tiers=_tiers_to_certify(view, store),
+        menu_is_new=menu_is_new(view) and not view.stable.plan.exits_off,
+    )
+
+
+def _tiers_to_certify(view: TunerView, store: RecordStore) -> tuple[TierBudget, ...]:
+    """Tiers with labels enough that a plan worth having would probably pass; the others would only cost a share of the
+    level."""
+    spec, status = view.snapshot.service.spec, view.status
+    level = allowance(1 - spec.confidence, status.tests_run + 1) / (1 + len(spec.slices) + len(spec.tiers))
+    held_out = (1 - SEARCH_SHARE) * _labels(view) / status.design_effect
+    graded = store.records.graded
+    return tuple(
+        TierBudget(tier.name, tier.max_disagreement)
+        for tier in spec.tiers
+        if testable_labels(tier.max_disagreement, level, graded=graded) <= held_out
     )
 
 
@@ -424,7 +461,8 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
         return Tuned(replace(status, state=Reason.COOLING_DOWN, message=f"{name} was rejected lately"))
     certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
     seen = outcome.predicted
-    prediction = Prediction(round(seen.saving, 4), round(seen.disagreement, 6), round(seen.audits, 4))
+    tiers = {name: round(saving, 4) for name, saving in sorted(seen.tiers.items())}
+    prediction = Prediction(round(seen.saving, 4), round(seen.disagreement, 6), round(seen.audits, 4), tiers)
     rejections = known.status.rejections if known is not None else 0  # a further failure must cool down longer
     config = NewConfig(
         name,
@@ -435,7 +473,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     event = Event(
         Reason.RAMP_PROPOSED,
         f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its "
-        f"records; audits will take {prediction.audits:.1%}",
+        f"records; audits will take {prediction.audits:.1%}{_of_tiers(view, prediction)}",
     )
     if view.recommended is not None and view.recommended.to_config == name:
         return Tuned(
@@ -450,6 +488,15 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     else:
         status = replace(status, state=Reason.ROLLING_OUT, message=f"rolling out {name}")
     return Tuned(status, None, config, rollout, (event,), withdraw=withdraw)
+
+
+def _of_tiers(view: TunerView, prediction: Prediction) -> str:
+    """What tiers may expect of a plan, as the rest of a sentence."""
+    saved = [
+        f"{t.name} {prediction.tiers[t.name]:.0%}" if t.name in prediction.tiers else f"{t.name} has no plan"
+        for t in view.snapshot.service.spec.tiers
+    ]
+    return f"; of tiers: {', '.join(saved)}" if saved else ""
 
 
 def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) -> NewRollout:

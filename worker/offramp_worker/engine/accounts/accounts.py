@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.evidence.graded import counted_errors
+from offramp_core.protocol import tier_of
 from offramp_core.reasons import RequestOutcome
 from offramp_core.task import Task
 from offramp_worker.bundle.lengths import batch_shape
@@ -132,7 +133,11 @@ class Accounts:
     # --- audits -------------------------------------------------------------------------------------
 
     def judge(self, runtime: Runtime, audited: int, disagreements: int, slices: Sequence[str]) -> None:
-        """Requests of ``slices`` were compared with the reference."""
+        """Requests of ``slices`` were compared with the reference; those of a tier count for its budget alone."""
+        tier = tier_of(slices[0]) if slices else ""
+        if tier:
+            self._judge_tier(runtime, tier, audited, disagreements, slices)
+            return
         counter = runtime.counter
         with self._counters.lock:
             counter.count_audits(audited=audited, disagreements=disagreements)
@@ -151,18 +156,30 @@ class Accounts:
             )
             self._metrics.breaker_open.set(self._breaker_open())
 
+    def _judge_tier(self, runtime: Runtime, tier: str, audited: int, disagreements: int, slices: Sequence[str]) -> None:
+        exits = runtime.tiers.get(tier)
+        if exits is None or exits.stopped:  # the model itself answers: that says nothing about the plan
+            return
+        with self._counters.lock:
+            runtime.counter.count_tier(tier, audited=audited, disagreements=disagreements)
+            if runtime.meter is not None:
+                for name in slices:
+                    runtime.meter.count_audits(name, audited=audited, disagreements=disagreements)
+        if exits.breaker is not None and exits.breaker.update(audited=audited, disagreements=disagreements):
+            log_event("tier-stopped", level="warning", epoch=runtime.counter.epoch, tier=tier)
+
     def judge_carried(self, batch: Batch, runtime: Runtime, reference: npt.NDArray[np.float32]) -> None:
         """Results-only: the output of every row is there, so each is compared at once."""
         counted = np.array([ticket.counted for ticket, _ in batch.owners])
         served = np.stack([ticket.labels[row] for ticket, row in batch.owners])
         draws = [ticket.draws[row] for ticket, row in batch.owners]
         differs = counted_errors(self._task.losses(served, self._task.answers(reference)), draws) & counted
-        if not runtime.slices and not runtime.classes:
+        if not runtime.slices and not runtime.classes and not any(ticket.tier for ticket, _ in batch.owners):
             self.judge(runtime, int(counted.sum()), int(differs.sum()), ())
             return
         rows: dict[tuple[str, ...], list[int]] = {}
         for i, (ticket, _) in enumerate(batch.owners):
-            rows.setdefault(runtime.slices_of(ticket.slice_name, served[i]), []).append(i)
+            rows.setdefault(runtime.slices_of(ticket.slice_name, served[i], tier=ticket.tier), []).append(i)
         for slices, mine in rows.items():
             self.judge(runtime, int(counted[mine].sum()), int(differs[mine].sum()), slices)
 

@@ -46,11 +46,12 @@ class Audit:
     slice_name: str = ""
     stream: str = ""
     draw: float = 0.0
+    tier: str = ""
 
     @property
     def slices(self) -> tuple[str, ...]:
         """Which slices it counts for."""
-        return self.runtime.slices_of(self.slice_name, self.served)
+        return self.runtime.slices_of(self.slice_name, self.served, tier=self.tier)
 
 
 def audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: bool, record: bool) -> Audit:
@@ -67,6 +68,7 @@ def audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: b
         ticket.slice_name,
         ticket.stream,
         ticket.draws[row],
+        ticket.tier,
     )
 
 

@@ -83,6 +83,12 @@ class ArmCounter:
         self.audited += audited
         self.disagreements += disagreements
 
+    def count_tier(self, tier: str, *, audited: int, disagreements: int) -> None:
+        """Drawn rows that asked for a tier were compared with the reference. The caller bounds how many tiers there
+        are."""
+        self.tier_audited[tier] = self.tier_audited.get(tier, 0) + audited
+        self.tier_disagreements[tier] = self.tier_disagreements.get(tier, 0) + disagreements
+
     def freeze(self) -> ArmCounts:
         """The counts so far, as they go to the control plane."""
         return ArmCounts(**{name: _frozen(getattr(self, name)) for name in self.__slots__})

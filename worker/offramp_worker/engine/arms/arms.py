@@ -12,10 +12,11 @@ from offramp_core.evidence.slow import BatchShape, SlowLimits
 from offramp_core.execution import Regrouping
 from offramp_core.plan import NAME_HASH_LENGTH, Plan
 from offramp_core.precision import EXACT
-from offramp_core.protocol import PlanDocument
+from offramp_core.protocol import PlanDocument, tier_slice
 from offramp_core.uncertainty import ExitTest
 from offramp_worker.engine.accounts.counters import ArmCounter
 from offramp_worker.engine.arms.breaker import Breaker
+from offramp_worker.engine.arms.tiers import TierExits
 from offramp_worker.engine.execution.execute import Runnable
 
 EXITS_OFF = "exits-off"
@@ -30,7 +31,8 @@ class Runtime:
     goes on to the end. ``stage_seconds`` is what each stage takes, by rows. ``breaker`` watches the arm's audits,
     ``meter`` what its exits save. Audits of ``slices`` are counted apart, requests of ``stopped`` ones leave nowhere.
     So are those of answers that name a class of ``classes``, which have slices of these names; no exit gives an answer
-    that names one of ``stopped_classes``.
+    that names one of ``stopped_classes``. Requests of ``tiers`` leave by tests of their own, at the same ramps; those
+    of any other tier leave nowhere.
     """
 
     plan: Plan
@@ -44,6 +46,7 @@ class Runtime:
     meter: HoldbackMeter | None = None
     slices: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
+    tiers: Mapping[str, TierExits] = field(default_factory=dict)
     classes: Mapping[int, str] = field(default_factory=dict)
     stopped_classes: tuple[int, ...] = ()
     exits_off: bool = field(init=False)  # whether it is the exact executor
@@ -51,11 +54,18 @@ class Runtime:
     def __post_init__(self) -> None:
         object.__setattr__(self, "exits_off", self.plan.exits_off and not self.stages)
 
-    def slices_of(self, asked: str, answer: Any) -> tuple[str, ...]:
-        """Which slices the audit of a request counts for: by what it ``asked`` for, and by the class that its
-        ``answer`` names."""
+    def slices_of(self, asked: str, answer: Any, *, tier: str = "") -> tuple[str, ...]:
+        """Which slices the audit of a request counts for: its tier's first, then by what it ``asked`` for, and by the
+        class that its ``answer`` names."""
         named = self.classes.get(int(answer)) if self.classes else None
-        return (*([asked] if asked in self.slices else []), *([] if named is None else [named]))
+        mine = [tier_slice(tier)] if tier else []
+        return (*mine, *([asked] if asked in self.slices else []), *([] if named is None else [named]))
+
+    def lets_go(self, *, slice_name: str, tier: str) -> bool:
+        """Whether requests of a slice and tier may leave early."""
+        if slice_name in self.stopped:
+            return False
+        return not tier or ((exits := self.tiers.get(tier)) is not None and not exits.stopped)
 
     @property
     def carry_on(self) -> bool:

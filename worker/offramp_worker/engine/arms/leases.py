@@ -110,6 +110,12 @@ class Arms:
         return self.active.breaker_open
 
     @property
+    def stopped_tiers(self) -> tuple[str, ...]:
+        """Tiers of the stable plan whose own detectors keep their exits off."""
+        stable = self.active.stable
+        return () if stable is None else tuple(name for name, exits in stable.tiers.items() if exits.stopped)
+
+    @property
     def exits_off(self) -> bool:
         """Whether the next batch, canaries aside, runs the exact executor: by its plan, the breaker, or a lease that
         ran out."""

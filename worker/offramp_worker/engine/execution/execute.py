@@ -43,6 +43,14 @@ class Leaves(Protocol):
     def leaves(self, logits: FloatArray, confidence: npt.NDArray[np.float64]) -> BoolArray | None: ...
 
 
+class Mixed(Protocol):
+    """What :class:`offramp_worker.engine.arms.tiers.MixedTests` offers."""
+
+    def leaves(
+        self, ramp: int, logits: FloatArray, confidence: npt.NDArray[np.float64], carried: IndexArray
+    ) -> BoolArray | None: ...
+
+
 class Regroups(Protocol):
     """What :class:`offramp_core.execution.Regrouping` offers."""
 
@@ -124,6 +132,7 @@ def run_stages(
     regroups: Regroups | None,
     deadlines: Deadlines | None = None,
     withheld: Sequence[int] = (),
+    mixed: Mixed | None = None,
 ) -> Iterator[Leave]:
     """Execute a batch.
 
@@ -145,6 +154,8 @@ def run_stages(
     withheld : sequence of int
         Classes that no exit answers: a row that would leave with one goes to the output, whatever later ramps say of
         it.
+    mixed : MixedTests, optional
+        In the place of ``tests``, where rows differ in their tests.
     """
     batch = _Batch(len(x), may_leave, withheld)
     features, kept = x, None  # ``kept``: the rows of ``features`` that go on; None for all
@@ -152,7 +163,10 @@ def run_stages(
         features, heads = stage.run(features, x, kept)
         kept = None
         for ramp, (logits, confidence) in zip(stage.ramps, heads, strict=True):
-            leaves = tests[ramp].leaves(logits, confidence)
+            if mixed is None:
+                leaves = tests[ramp].leaves(logits, confidence)
+            else:
+                leaves = mixed.leaves(ramp, logits, confidence, batch.carried)
             if leaves is not None and (leave := batch.leave(leaves, ramp, logits)):
                 yield leave
         due = deadlines.due(number, batch.carried) if deadlines is not None and stage.ramps else None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from offramp_core.precision import EXACT
 from offramp_worker.engine.arms.arms import Runtime
+from offramp_worker.engine.arms.tiers import MixedTests
 from offramp_worker.engine.execution.execute import Leave, run_again, run_apart, run_exact, run_stages
 from offramp_worker.engine.execution.ramp_sets import HeldSets
 from offramp_worker.engine.execution.sessions import reproduces
@@ -39,10 +40,12 @@ class Executor:
             return run_exact(self.exact_stage, batch.x)
         deadlines = self._deadlines.of(batch, runtime)
         may_leave = _may_leave(batch, runtime, self._usual)
+        mixed = _mixed(batch, runtime)
         if runtime.plan.precision == EXACT:
-            return _run(runtime, batch.x, may_leave=may_leave, deadlines=deadlines)
+            return _run(runtime, batch.x, may_leave=may_leave, deadlines=deadlines, mixed=mixed)
         if may_leave is None:
-            return self._withheld(batch.x, runtime, _run(runtime, batch.x, may_leave=None, deadlines=deadlines))
+            leaves = _run(runtime, batch.x, may_leave=None, deadlines=deadlines, mixed=mixed)
+            return self._withheld(batch.x, runtime, leaves)
         return run_apart(
             batch.x,
             may_leave,
@@ -50,7 +53,13 @@ class Executor:
             run=lambda x: self._withheld(
                 x,
                 runtime,
-                _run(runtime, x, may_leave=None, deadlines=None if deadlines is None else deadlines.of(may_leave)),
+                _run(
+                    runtime,
+                    x,
+                    may_leave=None,
+                    deadlines=None if deadlines is None else deadlines.of(may_leave),
+                    mixed=None if mixed is None else mixed.take(may_leave),
+                ),
             ),
         )
 
@@ -71,18 +80,34 @@ class Executor:
 
 
 def _may_leave(batch: Batch, runtime: Runtime, usual_inputs: UsualInputs) -> BoolArray | None:
-    """Rows that may leave early (n,): usual ones whose slice was not stopped; None where all may."""
+    """Rows that may leave early (n,): usual ones whose slice was not stopped, and whose tier has a plan; None where all
+    may."""
     usual = usual_inputs.rows(batch.x)
-    if not runtime.stopped:
+    if not runtime.stopped and not any(ticket.tier for ticket, _ in batch.owners):
         return usual
-    going = np.array([ticket.slice_name not in runtime.stopped for ticket, _ in batch.owners])
+    going = np.array([runtime.lets_go(slice_name=t.slice_name, tier=t.tier) for t, _ in batch.owners])
     if going.all():
         return usual
     return going if usual is None else usual & going
 
 
+def _mixed(batch: Batch, runtime: Runtime) -> MixedTests | None:
+    """Who leaves where in a batch with requests of tiers; None where all rows have everybody's budget."""
+    tiers = [ticket.tier for ticket, _ in batch.owners]
+    if not any(tiers):
+        return None
+    named = np.array(tiers)
+    everybody = [(named == "", runtime.tests)]
+    return MixedTests(everybody + [(named == name, exits.tests) for name, exits in runtime.tiers.items()])
+
+
 def _run(
-    runtime: Runtime, x: Array, *, may_leave: BoolArray | None, deadlines: BatchDeadlines | None
+    runtime: Runtime,
+    x: Array,
+    *,
+    may_leave: BoolArray | None,
+    deadlines: BatchDeadlines | None,
+    mixed: MixedTests | None,
 ) -> Iterator[Leave]:
     return run_stages(
         runtime.stages,
@@ -92,4 +117,5 @@ def _run(
         regroups=runtime.regrouping,
         deadlines=deadlines,
         withheld=runtime.stopped_classes if runtime.plan.precision == EXACT else (),
+        mixed=mixed,
     )

@@ -51,9 +51,10 @@ class Followers:
         if ticket.deadline < math.inf or self._arms.canary(active) is not None:
             return False
         runtime = active.off if ticket.never_exit else self._arms.without_canary(active)
-        if runtime.carry_on or ticket.slice_name in runtime.stopped:
+        if runtime.carry_on or not runtime.lets_go(slice_name=ticket.slice_name, tier=ticket.tier):
             return False
-        key = self._cache.key(ticket.x, never_exit=ticket.never_exit, epoch=active.epoch, config=runtime.config)
+        config = f"{runtime.config}/{ticket.tier}"  # no tier is answered with what another one was told
+        key = self._cache.key(ticket.x, never_exit=ticket.never_exit, epoch=active.epoch, config=config)
         drawn = not ticket.never_exit and any(u < runtime.audit_rate for u in ticket.draws)
         answer = None if drawn else self._cache.get(key)
         if answer is not None:
@@ -98,7 +99,7 @@ class Followers:
         latency = [self._clock() - ticket.admitted]
         for row, (exit_name, drawn) in enumerate(zip(ticket.exits, ticket.audited, strict=True)):
             if not ticket.never_exit:
-                self._accounts.count_replies(runtime, exit_name, latency, drawn=int(drawn))
+                self._accounts.count_replies(runtime, exit_name, latency, drawn=int(drawn and not ticket.tier))
             if drawn:
                 self._audit(audit_of(ticket, row, ticket.x[row].copy(), runtime, compare=True, record=True))
             self._accounts.measure_replies(runtime, exit_name, latency, due=False)

@@ -64,7 +64,7 @@ class Replies:
             latencies.append(now - ticket.admitted)
             if ticket.counted:
                 counted.append(latencies[-1])
-                to_audit += is_audited
+                to_audit += is_audited and not ticket.tier  # audits of tiers are counted apart
             if is_drawn:
                 drawn.append(i)
             ticket.pending -= 1

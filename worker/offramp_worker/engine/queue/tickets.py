@@ -95,6 +95,8 @@ class Ticket:
     #: slice_name and stream: what the request says it belongs to, declared or not, and which source it comes from.
     slice_name: str = ""
     stream: str = ""
+    #: The smaller budget that it asks for; empty for everybody's.
+    tier: str = ""
 
     @property
     def counted(self) -> bool:
@@ -154,6 +156,7 @@ def new_ticket(
     timeout_seconds: float | None = None,
     slice_name: str = "",
     stream: str = "",
+    tier: str = "",
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
     n = len(x)
@@ -177,4 +180,5 @@ def new_ticket(
         expires=math.inf if timeout_seconds is None else now + timeout_seconds,
         slice_name=slice_name,
         stream=stream,
+        tier=tier,
     )
