@@ -273,6 +273,7 @@ class SimWorker:
         for tier, own in plan.menu.items():
             if tier not in arm.tiers or self.coin.random() >= arm.audit_rate:
                 continue
+            add(c, requests=1)
             rows = self.coin.integers(len(view), size=1)
             exit_at = int(exits(view, own, rows, names)[0])
             wrong = exit_at >= 0 and (not view.agrees[rows[0], exit_at] or self.coin.random() < self.tier_wrong)

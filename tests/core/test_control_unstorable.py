@@ -153,6 +153,11 @@ def serves(stable: Plan, canary: Plan | None = None, weight: int = 0, **fields: 
     return replace(PlanDocument("sim", "uid", 1, ArmPlan(stable.to_mapping(), 0.1), arm, weight, salt, 0.02), **fields)
 
 
+def with_tiers(document: PlanDocument, *, stable: tuple[str, ...] = (), canary: tuple[str, ...] = ()) -> PlanDocument:
+    arm = replace(document.canary, tiers=canary) if document.canary is not None else None
+    return replace(document, stable=replace(document.stable, tiers=stable), canary=arm)
+
+
 @pytest.mark.parametrize(
     ("published", "document", "takes"),
     [
@@ -190,6 +195,60 @@ def serves(stable: Plan, canary: Plan | None = None, weight: int = 0, **fields: 
             serves(BOLD, slices=("a",), stopped_slices=("a",), capture_since=5.0),
             False,
             id="only captures begin",
+        ),
+        pytest.param(
+            serves(BOLD, CAUTIOUS, 50, tiers={"strict": 0.001}),
+            with_tiers(serves(BOLD, CAUTIOUS, 20, tiers={"strict": 0.001}), canary=("strict",)),
+            False,
+            id="a canary gets less, and a tier",
+        ),
+        pytest.param(
+            with_tiers(serves(BOLD, CAUTIOUS, 20, tiers={"strict": 0.001}), canary=("strict",)),
+            serves(BOLD, CAUTIOUS, 20, tiers={"strict": 0.001}),
+            True,
+            id="a canary loses a tier",
+        ),
+        pytest.param(
+            with_tiers(serves(BOLD, CAUTIOUS, 50, tiers={"strict": 0.001}), stable=("strict",)),
+            with_tiers(serves(BOLD, CAUTIOUS, 20, tiers={"strict": 0.002}), stable=("strict",)),
+            False,
+            id="a canary gets less, and the stable plan's tier a larger budget",
+        ),
+        pytest.param(
+            with_tiers(serves(BOLD, CAUTIOUS, 50, tiers={"strict": 0.001}), canary=("strict",)),
+            with_tiers(serves(BOLD, CAUTIOUS, 20, tiers={"strict": 0.002}), canary=("strict",)),
+            False,
+            id="a canary gets less, and its tier a larger budget",
+        ),
+        pytest.param(
+            with_tiers(serves(BOLD, tiers={"strict": 0.002}), stable=("strict",)),
+            serves(BOLD, tiers={"strict": 0.001}),
+            True,
+            id="a tier is tightened and takes no exits",
+        ),
+        pytest.param(
+            with_tiers(serves(BOLD, tiers={"strict": 0.001}), stable=("strict",)),
+            serves(BOLD, tiers={"strict": 0.002}),
+            True,
+            id="a tier takes no exits, whatever its budget",
+        ),
+        pytest.param(
+            serves(BOLD, CAUTIOUS, 20),
+            serves(BOLD, accuracy_budget=0.05),
+            False,
+            id="a canary ends, and everybody's budget is larger",
+        ),
+        pytest.param(
+            serves(BOLD, CAUTIOUS, 20),
+            serves(BOLD, accuracy_budget=0.01),
+            True,
+            id="a canary ends, and everybody's budget is smaller",
+        ),
+        pytest.param(
+            serves(BOLD, CAUTIOUS, 20),
+            serves(OFF, accuracy_budget=0.05),
+            True,
+            id="everything goes off, whatever the budget",
         ),
         pytest.param(None, serves(OFF), False, id="the first document"),
     ],

@@ -16,7 +16,7 @@ from scores import IDS, REQUEST, recorded
 from offramp_core.certify import Certificate, TierBudget, allowance, verify_certificate
 from offramp_core.control.objects import ArmTally, BothArms, Ledger, TierTally
 from offramp_core.control.rollouts.gates import GateInput, read_gates
-from offramp_core.control.rollouts.ledger import BootReport, fold
+from offramp_core.control.rollouts.ledger import BootReport, fold, impossible, went_backwards
 from offramp_core.control.spec import TierObjective, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.evaluate import evaluate_plan
@@ -197,19 +197,86 @@ def test_no_step_waits_for_the_audits_of_a_tier_and_without_tiers_there_is_no_ga
     assert "tiers" not in [g.name for g in read_gates(replace(GIVEN, tiers={}))]
 
 
-def test_audits_of_tiers_are_pooled_and_what_cannot_be_is_not() -> None:
-    def counts(n: int, k: int, *, boot: str = "a") -> BootReport:
-        arm = ArmCounts(3, "canary", "hash", tier_audited={"strict": n}, tier_disagreements={"strict": k})
-        return BootReport(boot, (arm,))
+def seen(n: int, k: int, **fields: Any) -> ArmCounts:
+    """What a process counted whose hundred requests were, but for sixty, of the tier."""
+    counts = ArmCounts(
+        3,
+        "canary",
+        "hash",
+        requests=100,
+        drawn=60,
+        audited=60,
+        batches=10,
+        tier_audited={"strict": n},
+        tier_disagreements={"strict": k},
+    )
+    return replace(counts, **fields)
 
-    def folded(ledger: Any, *reports: BootReport, live: str) -> Any:
-        return fold(ledger, reports, epoch=3, live_boots=frozenset(live), plan_hashes={"canary": "hash"})
 
-    both = folded(Ledger(epoch=3), counts(5, 1), counts(7, 0, boot="b"), live="ab")
+def folded(ledger: Ledger, live: str = "ab", tiers: tuple[str, ...] = ("strict",), **reports: Any) -> Ledger:
+    """With what processes report, by boot id."""
+    heard = [BootReport(boot, counts if isinstance(counts, tuple) else (counts,)) for boot, counts in reports.items()]
+    return fold(ledger, heard, epoch=3, live_boots=frozenset(live), plan_hashes={"canary": "hash"}, tiers=tiers)
+
+
+def test_audits_of_tiers_are_pooled() -> None:
+    both = folded(Ledger(epoch=3), a=seen(5, 1), b=seen(7, 0))
     assert both.total.tiers == {"strict": TierTally(12, 1)}
     assert folded(both, live="b").total.tiers == {"strict": TierTally(12, 1)}, "what a process saw outlives it"
-    assert folded(both, counts(4, 1), live="ab").quarantined == ("a",)
-    assert folded(Ledger(epoch=3), counts(4, 5), live="a").quarantined == ("a",)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param(seen(4, 5), id="more disagreements than audits"),
+        pytest.param(seen(-3, 0), id="fewer than none"),
+        pytest.param(seen(4, -1), id="fewer disagreements than none"),
+        pytest.param(seen(41, 0), id="more audits than requests beside those of everybody"),
+        pytest.param(
+            seen(0, 0, tier_audited={"strict": 30, "fine": 11}), id="more audits of all tiers together than requests"
+        ),
+        pytest.param(seen(0, 0, tier_audited={}, tier_disagreements={"strict": 5}), id="disagreements alone"),
+        pytest.param(seen(0, 0, tier_audited={f"t{i}": 1 for i in range(9)}), id="more tiers than a service can have"),
+    ],
+)
+def test_audits_of_tiers_that_cannot_be_are_not_pooled_and_their_process_is_not_believed(counts: ArmCounts) -> None:
+    ledger = folded(Ledger(epoch=3), a=counts, b=seen(7, 1))
+    assert (ledger.quarantined, ledger.total.tiers) == (("a",), {"strict": TierTally(7, 1)})
+    assert impossible([counts], newest_epoch=3, plans={}) == "it reports more events than there can have been"
+
+
+@pytest.mark.parametrize("fields", [{"drawn": 0, "audited": 0}, {"tier_audited": {}, "tier_disagreements": {}}])
+def test_audits_under_a_plan_that_the_epoch_does_not_have_are_not_pooled_before_a_batch_ends(fields: Any) -> None:
+    foreign = seen(40, 40, plan_hash="other", batches=0, **fields)
+    assert folded(Ledger(epoch=3), a=foreign).quarantined == ("a",)
+    reason = impossible([foreign], newest_epoch=3, plans={(3, "canary"): "hash"})
+    assert reason == "it counts for a plan that its epoch does not have"
+    assert folded(Ledger(epoch=3), a=ArmCounts(3, "canary", "other")).quarantined == (), "it counts nothing"
+
+
+@pytest.mark.parametrize(("n", "k"), [(9, 5), (10, 4), (0, 0)])
+def test_audits_of_a_tier_do_not_go_backwards(n: int, k: int) -> None:
+    ledger = folded(Ledger(epoch=3), a=seen(10, 5), b=seen(7, 1))
+    assert folded(ledger, a=seen(n, k)).quarantined == ("a",)
+    assert went_backwards([seen(10, 5)], [seen(n, k)])
+    assert went_backwards([seen(10, 5), seen(0, 0)], [seen(n, k), seen(0, 0)]), "entries of one plan are added"
+    assert not went_backwards([seen(10, 5)], [seen(10, 6)]) and not went_backwards([seen(10, 5)], [seen(11, 5)])
+
+
+def test_two_entries_of_one_epoch_are_added() -> None:
+    ledger = folded(Ledger(epoch=3), a=(seen(30, 20), seen(1, 0)))
+    assert (ledger.quarantined, ledger.total.tiers) == ((), {"strict": TierTally(31, 20)})
+
+
+def test_only_tiers_that_the_service_has_are_kept_and_no_worker_is_blamed_for_one_that_it_no_longer_has() -> None:
+    counts = seen(5, 1, tier_audited={"strict": 5, "fine": 3})
+    both = folded(Ledger(epoch=3), tiers=("fine", "strict"), a=counts)
+    assert both.total.tiers == {"fine": TierTally(3), "strict": TierTally(5, 1)}
+    assert folded(both).total.tiers == {"strict": TierTally(5, 1)}, "of a process that was not heard too"
+    fewer = folded(both, a=counts)
+    assert (fewer.quarantined, fewer.total.tiers) == ((), {"strict": TierTally(5, 1)})
+    again = folded(fewer, tiers=("fine", "strict"), a=counts)
+    assert (again.quarantined, again.total.tiers) == ((), both.total.tiers)
 
 
 def test_what_audits_of_a_tier_are_counted_under_is_told_from_slices() -> None:
@@ -247,8 +314,8 @@ def test_one_rollout_brings_the_plan_and_that_of_its_tier(fleet: Fleet) -> None:
     tier = fleet.status.tiers[0]
     assert (tier.name, tier.state, tier.budget) == ("strict", "Exits", 0.01)
     assert tier.saving > 0 and tier.certified_k <= 0.01 * tier.certified_n and tier.audited > 0
-    gates = [r.status.gates for r in fleet.rollouts.values()][-1]
-    assert "tiers" in [gate.name for gate in gates]
+    gates = {gate.name: gate for gate in [r.status.gates for r in fleet.rollouts.values()][-1]}
+    assert gates["tiers"].n > 0, "audits of the tier reach its gate"
 
 
 def test_a_tier_over_its_budget_is_stopped_while_everybody_else_goes_on(fleet: Fleet) -> None:

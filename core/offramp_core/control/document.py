@@ -146,7 +146,8 @@ def switched_off(stable: Config, published: PlanDocument | None) -> Withdrawn | 
 
 
 def only_takes_away(document: PlanDocument, published: PlanDocument | None) -> bool:
-    """Whether a document gives no plan more requests than what is published, and some plan fewer.
+    """Whether a document gives no plan more requests than what is published and judges none by a larger budget, and
+    gives some plan fewer.
 
     Such a one may be delivered before what it follows from is stored: that exits harm is no reason to wait for, that
     they do not is. A stable plan that is withdrawn may give way to the one before it, whose proof is stored.
@@ -160,6 +161,10 @@ def only_takes_away(document: PlanDocument, published: PlanDocument | None) -> b
         or document.weight_percent > published.weight_percent
     )
     fewer = was is not None and (canary is None or document.weight_percent < published.weight_percent)
+    if canary is not None and was is not None:
+        more = more or not set(canary.tiers) <= set(was.tiers)
+        fewer = fewer or not set(canary.tiers) >= set(was.tiers)
+    more = more or _loosened(document, published)
     stable, stood = Plan.from_mapping(document.stable.plan), Plan.from_mapping(published.stable.plan)
     if stable != stood:
         withdrawn = any(note.config == stood.name(document.service) for note in document.withdrawn)
@@ -170,3 +175,14 @@ def only_takes_away(document: PlanDocument, published: PlanDocument | None) -> b
         fewer = fewer or not set(document.stopped_slices) <= set(published.stopped_slices)
         fewer = fewer or not set(document.stable.tiers) >= set(published.stable.tiers)
     return fewer and not more
+
+
+def _loosened(document: PlanDocument, published: PlanDocument) -> bool:
+    """Whether exits that a document leaves in force are guarded by a larger budget than before, everybody's or that of
+    a tier."""
+    arms = [arm for arm in (document.stable, document.canary) if arm is not None]
+    if all(Plan.from_mapping(arm.plan).exits_off for arm in arms):
+        return False
+    going = {name for arm in arms for name in arm.tiers}
+    tiers = ((budget, published.tiers.get(name, budget)) for name, budget in document.tiers.items() if name in going)
+    return document.accuracy_budget > published.accuracy_budget or any(now > before for now, before in tiers)

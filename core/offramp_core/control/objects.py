@@ -103,6 +103,10 @@ class TierTally:
     def __add__(self, other: TierTally) -> TierTally:
         return TierTally(self.audited + other.audited, self.disagreements + other.disagreements)
 
+    def at_least(self, other: TierTally) -> bool:
+        """Whether nothing went backwards since ``other``."""
+        return self.audited >= other.audited and self.disagreements >= other.disagreements
+
 
 @dataclass(frozen=True, slots=True)
 class BothArms:
@@ -113,10 +117,11 @@ class BothArms:
     tiers: dict[str, TierTally] = field(default_factory=dict)
 
     def __add__(self, other: BothArms) -> BothArms:
-        return BothArms(self.canary + other.canary, self.stable + other.stable, _summed(self.tiers, other.tiers))
+        return BothArms(self.canary + other.canary, self.stable + other.stable, summed_tiers(self.tiers, other.tiers))
 
 
-def _summed(one: dict[str, TierTally], other: dict[str, TierTally]) -> dict[str, TierTally]:
+def summed_tiers(one: dict[str, TierTally], other: dict[str, TierTally]) -> dict[str, TierTally]:
+    """The audits of two places, by tier."""
     names = sorted(one.keys() | other.keys())
     return {name: one.get(name, TierTally()) + other.get(name, TierTally()) for name in names}
 

@@ -7,11 +7,12 @@ reports something impossible is quarantined for the rest of the epoch instead of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from offramp_core.control.objects import ArmTally, BothArms, Ledger, TierTally
+from offramp_core.control.objects import ArmTally, BothArms, Ledger, TierTally, summed_tiers
 from offramp_core.control.stable.holdback import impossible_counts
+from offramp_core.plan import MAX_TIERS
 from offramp_core.protocol import ArmCounts, PlanCounts
 
 
@@ -30,6 +31,7 @@ def fold(
     epoch: int,
     live_boots: frozenset[str],
     plan_hashes: Mapping[str, str],
+    tiers: Collection[str] = (),
     distrusted: frozenset[str] = frozenset(),
 ) -> Ledger:
     """Bring a ledger up to date.
@@ -46,13 +48,16 @@ def fold(
         Boot ids of processes that still run. Others are retired.
     plan_hashes : mapping
         Content hash each arm must run in this epoch, by arm name.
+    tiers : collection of str
+        Those that the service has; audits of others are left out.
     distrusted : frozenset of str
         Boot ids that said something impossible about another epoch, see :func:`impossible`; they are quarantined in
         this one too.
     """
     if ledger.epoch != epoch:
         ledger = Ledger(epoch=epoch)
-    live, quarantined = dict(ledger.live), set(ledger.quarantined)
+    live = {boot: _with_tiers(both, tiers) for boot, both in ledger.live.items()}
+    quarantined = set(ledger.quarantined)
     for report in reports:
         if report.boot_id in quarantined:
             continue
@@ -60,8 +65,8 @@ def fold(
         if report.boot_id in distrusted or tally is None or not _grew(live.get(report.boot_id, BothArms()), tally):
             quarantined.add(report.boot_id)
             live.pop(report.boot_id, None)
-        elif tally != BothArms():
-            live[report.boot_id] = tally
+        elif (kept := _with_tiers(tally, tiers)) != BothArms():
+            live[report.boot_id] = kept
     retired = ledger.retired
     for boot in sorted(set(live) - live_boots):
         gone = live.pop(boot)
@@ -71,28 +76,24 @@ def fold(
 
 def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str, str]) -> BothArms | None:
     """The two arms of one epoch, or None when the report cannot be true."""
-    arms, tiers = {"canary": ArmTally(), "stable": ArmTally()}, dict[str, TierTally]()
+    arms = {"canary": _Reported(), "stable": _Reported()}
     for c in counts:
         if c.epoch != epoch:
             continue
         if c.arm not in arms:
             return None
-        tally = ArmTally.of(c)
-        if not tally.possible or (tally.batches and plan_hashes.get(c.arm) != c.plan_hash):
+        reported = _Reported.of(c)
+        if not reported.possible or (reported.anything and plan_hashes.get(c.arm) != c.plan_hash):
             return None
-        arms[c.arm] = arms[c.arm] + tally
-        if c.tier_audited and c.arm == "canary":
-            tiers = tier_tallies(c)
-    if any(not 0 <= t.disagreements <= t.audited for t in tiers.values()):
-        return None
-    return BothArms(**arms, tiers=tiers)
+        arms[c.arm] += reported
+    return BothArms(arms["canary"].arm, arms["stable"].arm, arms["canary"].tiers)
 
 
-def tier_tallies(counts: ArmCounts) -> dict[str, TierTally]:
-    """The audits of each tier, by name."""
-    return {
-        name: TierTally(n, counts.tier_disagreements.get(name, 0)) for name, n in sorted(counts.tier_audited.items())
-    }
+def _with_tiers(both: BothArms, tiers: Collection[str]) -> BothArms:
+    """Without what a process says of tiers that the service does not have."""
+    if both.tiers.keys() <= set(tiers):
+        return both
+    return replace(both, tiers={name: tally for name, tally in both.tiers.items() if name in tiers})
 
 
 def impossible(
@@ -118,9 +119,10 @@ def impossible(
     for c in counts:
         if newest_epoch is not None and c.epoch > newest_epoch:
             return "it counts for an epoch that was never published"
-        if not ArmTally.of(c).possible:
+        reported = _Reported.of(c)
+        if not reported.possible:
             return "it reports more events than there can have been"
-        if c.batches and plans.get((c.epoch, c.arm), c.plan_hash) != c.plan_hash:
+        if reported.anything and plans.get((c.epoch, c.arm), c.plan_hash) != c.plan_hash:
             return "it counts for a plan that its epoch does not have"
     if any(map(impossible_counts, measured)):
         return "it compares more batches with the holdback than there can have been"
@@ -130,10 +132,64 @@ def impossible(
 def went_backwards(before: Iterable[ArmCounts], now: Iterable[ArmCounts]) -> bool:
     """Whether a counter of one process is lower than it was. Epochs that are no longer told were dropped, which is no
     lie."""
-    known = {(c.epoch, c.arm, c.plan_hash): ArmTally.of(c) for c in before}
-    return any(not ArmTally.of(c).at_least(known[key]) for c in now if (key := (c.epoch, c.arm, c.plan_hash)) in known)
+    earlier, later = _by_plan(before), _by_plan(now)
+    return any(not later[key].at_least(earlier[key]) for key in later.keys() & earlier.keys())
 
 
 def _grew(before: BothArms, now: BothArms) -> bool:
-    tiers = (now.tiers.get(name, TierTally()).audited >= tally.audited for name, tally in before.tiers.items())
-    return now.canary.at_least(before.canary) and now.stable.at_least(before.stable) and all(tiers)
+    return now.stable.at_least(before.stable) and _canary(now).at_least(_canary(before))
+
+
+# --- what one process says of one arm --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """Counters of an arm, and those of its tiers by name."""
+
+    arm: ArmTally = field(default_factory=ArmTally)
+    tiers: dict[str, TierTally] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, counts: ArmCounts) -> _Reported:
+        audited, disagreements = counts.tier_audited, counts.tier_disagreements
+        names = sorted(audited.keys() | disagreements.keys())
+        tiers = {name: TierTally(audited.get(name, 0), disagreements.get(name, 0)) for name in names}
+        return cls(ArmTally.of(counts), tiers)
+
+    def __add__(self, other: _Reported) -> _Reported:
+        return _Reported(self.arm + other.arm, summed_tiers(self.tiers, other.tiers))
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything was counted at all."""
+        return self != _Reported()
+
+    @property
+    def possible(self) -> bool:
+        """Whether this can have happened. A request that asked for a tier is none of those that were drawn."""
+        tiers = self.tiers.values()
+        return (
+            self.arm.possible
+            and len(tiers) <= MAX_TIERS
+            and all(0 <= t.disagreements <= t.audited for t in tiers)
+            and self.arm.drawn + sum(t.audited for t in tiers) <= self.arm.requests
+        )
+
+    def at_least(self, other: _Reported) -> bool:
+        """Whether nothing went backwards since ``other``."""
+        tiers = ((self.tiers.get(name, TierTally()), tally) for name, tally in other.tiers.items())
+        return self.arm.at_least(other.arm) and all(now.at_least(before) for now, before in tiers)
+
+
+def _canary(both: BothArms) -> _Reported:
+    return _Reported(both.canary, both.tiers)
+
+
+def _by_plan(counts: Iterable[ArmCounts]) -> dict[tuple[int, str, str], _Reported]:
+    """Entries of the same plan, arm and epoch are added, as :func:`fold` does."""
+    found: dict[tuple[int, str, str], _Reported] = {}
+    for c in counts:
+        key = (c.epoch, c.arm, c.plan_hash)
+        found[key] = found.get(key, _Reported()) + _Reported.of(c)
+    return found
