@@ -143,14 +143,15 @@ def _size(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
 
 
 def _refuse_twice(node: yaml.MappingNode) -> None:
-    """Of a key that stands twice only the last one would count; kubectl refuses it as well. Keys are compared as what
-    they become: ``true`` and ``"true"`` are one."""
-    seen: set[Any] = set()
+    """Make keys the texts that kubectl makes of them, and refuse one that stands twice, as kubectl does: only the last
+    one would count."""
+    seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
             continue
-        value = key.value if key.tag in (_TEXT, _MERGE) else constructed(key)
-        same = {value, value if isinstance(value, str) else json.dumps(value, default=str)}
-        if seen & same:
+        if key.tag not in (_TEXT, _MERGE):
+            value = constructed(key)
+            key.tag, key.value = _TEXT, value if isinstance(value, str) else json.dumps(value, default=str)
+        if key.value in seen:
             raise TooMuchError(f"the key {key.value!r} stands twice; only one of them can count", key.start_mark)
-        seen |= same
+        seen.add(key.value)
