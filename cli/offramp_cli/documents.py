@@ -42,6 +42,7 @@ class Loader(yaml.SafeLoader):
         return node
 
 
+_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 _OTHERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
 Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag not in _OTHERS]
@@ -75,7 +76,7 @@ def documents(text: str) -> Iterator[Document]:
     yaml.YAMLError
         The text is no YAML, or more than a manifest can be.
     """
-    for node in list(yaml.compose_all(text, Loader=Loader)):
+    for node in _composed(text):
         if node is not None:
             _check(node)
             value = constructed(node)
@@ -83,13 +84,21 @@ def documents(text: str) -> Iterator[Document]:
                 yield Document(value, node)
 
 
+def _composed(text: str) -> list[yaml.Node | None]:
+    try:
+        return list(yaml.compose_all(text, Loader=Loader))
+    except (ValueError, OverflowError) as error:  # characters and versions that are none
+        raise TooMuchError(f"cannot be read: {error}") from error
+
+
 def constructed(node: yaml.Node) -> Any:
     """The value of a node, as JSON could have said it."""
     loader = Loader("")
     try:
         return _plain(loader.construct_document(node))
-    except (ValueError, OverflowError) as error:  # what a tag forces into another type
-        raise TooMuchError(str(error), node.start_mark) from error
+    except (ValueError, OverflowError, LookupError, AttributeError, TypeError) as error:
+        # What a tag forces into another type; the library lets whatever comes of it out.
+        raise TooMuchError(f"a value is not what its tag says: {error}", node.start_mark) from error
     finally:
         loader.dispose()
 
@@ -134,11 +143,15 @@ def _size(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
 
 
 def _refuse_twice(node: yaml.MappingNode) -> None:
-    """Of a key that stands twice only the last one would count; kubectl refuses it as well."""
+    """Make keys the texts that kubectl makes of them, and refuse one that stands twice, as kubectl does: only the last
+    one would count."""
     seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
             continue
+        if key.tag not in (_TEXT, _MERGE):
+            value = constructed(key)
+            key.tag, key.value = _TEXT, value if isinstance(value, str) else json.dumps(value, default=str)
         if key.value in seen:
             raise TooMuchError(f"the key {key.value!r} stands twice; only one of them can count", key.start_mark)
         seen.add(key.value)

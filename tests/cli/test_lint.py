@@ -156,6 +156,13 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         pytest.param("{a: " * 150 + "1" + "}" * 150, "nested more than 100 deep", id="deep"),
         pytest.param("spec: {a: 1}\nspec: {a: 2}\n", "the key 'spec' stands twice", id="a key twice"),
         pytest.param("spec:\n  a: {b: 1, c: 2, b: 3}\n", "the key 'b' stands twice", id="a key twice within"),
+        pytest.param('{true: 1, "true": 2}', "the key 'true' stands twice", id="a key twice once it is a text"),
+        pytest.param("{0x1: a, 1: b}", "the key '1' stands twice", id="a key twice once it is a number"),
+        pytest.param('a: !!int ""', "not what its tag says", id="a number without digits"),
+        pytest.param("a: !!bool abc", "not what its tag says", id="a truth that is none"),
+        pytest.param("a: !!timestamp abc", "not what its tag says", id="a day that is none"),
+        pytest.param('a: "\\UFFFFFFFF"', "cannot be read", id="a character that is none"),
+        pytest.param(f"%YAML 1.{'9' * 5000}\n---\na: 1\n", "cannot be read", id="a version that nobody can print"),
         pytest.param("a: !!timestamp 2026-99-99", "month", id="a day that no calendar has"),
     ],
 )

@@ -238,6 +238,24 @@ def test_caches_of_answers_side_by_side_take_what_was_said_and_are_bounded(folde
     engine.close()
 
 
+def test_where_no_bank_can_be_made_answers_are_computed_alone_and_one_line_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load_module, "computes_alike", lambda _: True)
+    made = load_generation(folder, threads=1, cache_bytes=LIMIT)
+    wanted = [write(made.engine, words, n=12).ids for words in prompts(3)]
+
+    def refused(*_: Any) -> Bank:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(bank_module, "Bank", refused)
+    numbers = started(made.engine, 3, n=12)
+    found = finished(made.engine, numbers)
+    assert [found[number] for number in numbers] == [ids[1:] for ids in wanted]
+    assert capsys.readouterr().err.count('"event":"bank-refused"') == 1
+    made.engine.close()
+
+
 def test_a_bank_gives_back_the_memory_of_whoever_leaves(loaded: Loaded) -> None:
     engine = loaded.engine
     assert isinstance(engine, LlamaEngine)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +22,8 @@ from offramp_core.protocol import ArmPlan, SliceCounts
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.arms.tiers import tier_within, unknown_tier
 from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.front import Front
+from offramp_worker.http.tensors import InferRequest
 
 RAMP = "r00-grid"
 BUDGETS = {"half": 0.01, "none": 0.005, "whole": 0.004}
@@ -165,6 +169,69 @@ def test_before_a_document_the_model_itself_answers_every_tier(service: Service)
     assert unknown_tier("anything", service.engine.active.document) == ()
     assert left(service.serve(5, tier="anything")) == 0
     assert all(not c.tier_audited for c in service.engine.counters.snapshot())
+
+
+@pytest.fixture
+def ask(service: Service) -> Callable[..., list[Any]]:
+    """Requests that come in by the front door and wait while something changes."""
+
+    def through_the_front(change: Callable[[], None], **asked: Any) -> list[Any]:
+        async def admitted() -> list[Any]:
+            front = Front(asyncio.get_running_loop())
+            with service.engine._turn:  # no batch begins meanwhile
+                tickets = [
+                    front.submit(
+                        service.engine, InferRequest(x[None], None, False, math.inf, (), **asked), done=lambda _: None
+                    )
+                    for x in bundles.inputs(20, seed=5)
+                ]
+                change()
+            while any(ticket.pending for ticket in tickets):
+                await asyncio.sleep(0.01)
+            return tickets
+
+        return asyncio.run(asyncio.wait_for(admitted(), 60))
+
+    return through_the_front
+
+
+def test_what_a_request_allows_holds_under_the_plan_that_answers_it(service: Service, ask: Callable[..., Any]) -> None:
+    """Whatever came into force while it waited: the first plan of all, a looser tier, a looser budget for everybody."""
+    plan = with_tiers(service.plan(), half="1")
+    assert left(ask(lambda: run(service, plan), max_disagreement=0.0001)) == 0, "no plan was known"
+    run(service, plan, "half", tiers={"half": 0.004})
+    assert left(ask(lambda: None, max_disagreement=0.005)) == 20
+    looser = {"half": 0.9}
+    assert left(ask(lambda: run(service, plan, "half", tiers=looser), max_disagreement=0.005)) == 0
+    run(service, service.plan({RAMP: "0"}), accuracy_budget=0.01, tiers={})
+    assert left(ask(lambda: run(service, service.plan()), max_disagreement=0.01)) == 0
+    assert left(ask(lambda: None)) >= 18, "who asks for nothing has everybody's"
+
+
+def test_a_stop_lasts_while_the_plan_serves_whatever_documents_say_of_the_tier(service: Service) -> None:
+    plan, tight = with_tiers(service.plan(), half="1"), {"half": 1e-5}
+    run(service, plan, "half", audit_rate=1.0, tiers=tight)
+    service.serve(120, tier="half")
+    eventually(lambda: service.engine.arms.stopped_tiers == ("half",), what="the stop")
+    run(service, plan, audit_rate=1.0, tiers=tight)  # without the tier
+    run(service, plan, "half", audit_rate=1.0, tiers=tight)
+    assert left(service.serve(20, seed=9, tier="half")) == 0
+    run(service, plan, "half", audit_rate=1.0, tiers={"half": 2e-5})
+    assert left(service.serve(20, seed=9, tier="half")) == 0
+    run(service, with_tiers(service.plan(), half="0.999"), "half", tiers=tight)  # another plan is another question
+    assert left(service.serve(20, seed=9, tier="half")) > 0
+
+
+def test_everybodys_deadline_gives_no_answer_to_a_tier_that_its_own_thresholds_would_not(
+    bundle_dir: Path, bundle: Bundle, sessions: Sessions
+) -> None:
+    service = Service(bundle_dir, bundle, sessions, latency_seconds=1e-9, always_in_time=True)
+    run(service, with_tiers(service.plan({RAMP: "0.0001"}), half="0"), "half")
+    assert left(service.serve(20)) == 20
+    assert left(service.serve(20, tier="half")) == left(service.serve(20, max_disagreement=0.5)) == 0
+    assert left(service.serve(20, tier="half", deadline_seconds=1e-9)) == 20, "its own deadline is its own choice"
+    service.engine.close()
+    assert service.engine.join(30.0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -60,6 +61,7 @@ class Front:
             request.x,
             never_exit=request.never_exit or tier is None,
             tier=tier or "",
+            max_disagreement=math.inf if request.max_disagreement is None else request.max_disagreement,
             deadline_seconds=request.deadline_seconds,
             priority=request.priority,
             timeout_seconds=request.timeout_seconds,

@@ -168,6 +168,7 @@ class Engine:
         slice_name: str = "",
         stream: str = "",
         tier: str = "",
+        max_disagreement: float = math.inf,
         wake: bool = True,
     ) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered or its time has run out.
@@ -176,8 +177,8 @@ class Engine:
 
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has
         reached; one that has reached none, or runs where no ramps are active, is answered when it is done. One of a
-        ``tier`` that the plan in force does not serve takes no exits. Without
-        ``wake`` the caller promises to call :meth:`serve` soon.
+        ``tier`` that the plan in force does not serve takes no exits, nor does one where the budget of its tier, when
+        it runs, is above ``max_disagreement``. Without ``wake`` the caller promises to call :meth:`serve` soon.
 
         Raises
         ------
@@ -202,6 +203,7 @@ class Engine:
             slice_name=slice_name,
             stream=stream,
             tier=tier,
+            max_disagreement=max_disagreement,
         )
         self.accounts.admitted(len(x))
         if self._followers is not None and self._followers.answers(ticket):

@@ -21,6 +21,8 @@ from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.engine.arms.tiers import TierExits
 from offramp_worker.engine.vitals import Vitals
 
+MOST_ALARMED = 64  # tiers that were stopped and are left out, which are remembered
+
 
 class PlanTarget(ABC):
     """An engine as plans know it. ``arms`` say what runs next, ``counters`` are its accounts for the control plane."""
@@ -84,8 +86,9 @@ class PlanTarget(ABC):
         if not runs_stable.exits_off:
             meter = self.counters.meter(plan_hash=stable.content_hash, share=document.holdback_share)
             breaker = self._breaker(document, stable)
-            tiers = self._watched_tiers(document, runs_stable)
-            runs_stable = replace(runs_stable, meter=meter, breaker=breaker, tiers=tiers, **_slices(document))
+            tiers, alarmed = self._watched_tiers(document, runs_stable)
+            runs_stable = replace(runs_stable, meter=meter, breaker=breaker, tiers=tiers, alarmed=alarmed)
+            runs_stable = replace(runs_stable, **_slices(document))
         runs_canary = None
         if canary is not None and document.canary is not None:
             runs_canary = self._runtime(document, "canary", canary, document.canary, fields[1])
@@ -132,8 +135,12 @@ class PlanTarget(ABC):
     ) -> Runtime:
         counter = self.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash)
         runtime = Runtime(plan=plan, audit_rate=arm_plan.audit_rate, counter=counter, **fields)
-        going = {name: exits for name, exits in runtime.tiers.items() if name in arm_plan.tiers}
-        return replace(runtime, tiers=going) if runtime.tiers else runtime
+        going = {
+            name: replace(exits, budget=document.tiers[name])
+            for name, exits in runtime.tiers.items()
+            if name in arm_plan.tiers
+        }
+        return replace(runtime, tiers=going, budget=document.accuracy_budget)
 
     def _holdback(self, document: PlanDocument, meter: HoldbackMeter) -> Runtime:
         """The exact executor once more, audited like the stable plan so that records go on being drawn from all
@@ -142,12 +149,26 @@ class PlanTarget(ABC):
         counter = self.counters.open(epoch=document.epoch, arm="holdback", plan_hash=off.plan.content_hash)
         return Runtime(off.plan, document.stable.audit_rate, counter, meter=meter)
 
-    def _watched_tiers(self, document: PlanDocument, runtime: Runtime) -> dict[str, TierExits]:
-        """Each tier with a detector over its own audits."""
-        return {
-            name: replace(exits, breaker=self._breaker(document, runtime.plan, tier=name))
+    def _watched_tiers(
+        self, document: PlanDocument, runtime: Runtime
+    ) -> tuple[dict[str, TierExits], dict[str, Breaker]]:
+        """Each tier with a detector over its own audits, and the detectors of others that have alarmed."""
+        alarmed = self._alarmed_tiers(runtime.plan)
+        watched = {
+            name: replace(exits, breaker=alarmed.get(name) or self._breaker(document, runtime.plan, tier=name))
             for name, exits in runtime.tiers.items()
         }
+        left_out = [(name, breaker) for name, breaker in alarmed.items() if name not in watched]
+        return watched, dict(left_out[-MOST_ALARMED:])
+
+    def _alarmed_tiers(self, plan: Plan) -> dict[str, Breaker]:
+        """Detectors that have alarmed since a stable plan is in force: whatever a later document says of the tier, it
+        stays stopped while that plan serves."""
+        in_force = self.arms.active.stable
+        if in_force is None or in_force.plan != plan:
+            return {}
+        going = {name: exits.breaker for name, exits in in_force.tiers.items() if exits.breaker and exits.stopped}
+        return {**in_force.alarmed, **going}
 
     def _breaker(self, document: PlanDocument, stable: Plan, *, tier: str = "") -> Breaker:
         """What the detector has seen of a stable plan stays with the plan: epochs change more often than plans do."""

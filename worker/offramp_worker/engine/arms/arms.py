@@ -32,7 +32,8 @@ class Runtime:
     ``meter`` what its exits save. Audits of ``slices`` are counted apart, requests of ``stopped`` ones leave nowhere.
     So are those of answers that name a class of ``classes``, which have slices of these names; no exit gives an answer
     that names one of ``stopped_classes``. Requests of ``tiers`` leave by tests of their own, at the same ramps; those
-    of any other tier leave nowhere.
+    of any other tier leave nowhere. ``budget`` is everybody's. ``alarmed`` are detectors of tiers that the document
+    leaves out now: a stop lasts while the plan serves.
     """
 
     plan: Plan
@@ -47,6 +48,8 @@ class Runtime:
     slices: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
     tiers: Mapping[str, TierExits] = field(default_factory=dict)
+    budget: float = 0.0
+    alarmed: Mapping[str, Breaker] = field(default_factory=dict)
     classes: Mapping[int, str] = field(default_factory=dict)
     stopped_classes: tuple[int, ...] = ()
     exits_off: bool = field(init=False)  # whether it is the exact executor
@@ -61,11 +64,15 @@ class Runtime:
         mine = [tier_slice(tier)] if tier else []
         return (*mine, *([asked] if asked in self.slices else []), *([] if named is None else [named]))
 
-    def lets_go(self, *, slice_name: str, tier: str) -> bool:
-        """Whether requests of a slice and tier may leave early."""
+    def lets_go(self, *, slice_name: str, tier: str, max_disagreement: float) -> bool:
+        """Whether requests of a slice and tier may leave early, for which a budget of so much will do: what was asked
+        for came with the request, what the tier allows now came with the plan."""
         if slice_name in self.stopped:
             return False
-        return not tier or ((exits := self.tiers.get(tier)) is not None and not exits.stopped)
+        if not tier:
+            return self.budget <= max_disagreement
+        exits = self.tiers.get(tier)
+        return exits is not None and not exits.stopped and exits.budget <= max_disagreement
 
     @property
     def carry_on(self) -> bool:

@@ -19,10 +19,11 @@ Tests = Mapping[int, ExitTest]
 
 @dataclass(frozen=True, slots=True)
 class TierExits:
-    """Who leaves among the requests of a tier, by ramp. ``breaker`` watches their audits; once it is open nobody
-    does."""
+    """Who leaves among the requests of a tier, by ramp, and the tier's ``budget``. ``breaker`` watches their audits;
+    once it is open nobody leaves."""
 
     tests: Tests = field(default_factory=dict)
+    budget: float = 0.0
     breaker: Breaker | None = None
 
     @property

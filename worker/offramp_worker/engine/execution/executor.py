@@ -83,9 +83,9 @@ def _may_leave(batch: Batch, runtime: Runtime, usual_inputs: UsualInputs) -> Boo
     """Rows that may leave early (n,): usual ones whose slice was not stopped, and whose tier has a plan; None where all
     may."""
     usual = usual_inputs.rows(batch.x)
-    if not runtime.stopped and not any(ticket.tier for ticket, _ in batch.owners):
+    if not runtime.stopped and not any(ticket.has_own_budget for ticket, _ in batch.owners):
         return usual
-    going = np.array([runtime.lets_go(slice_name=t.slice_name, tier=t.tier) for t, _ in batch.owners])
+    going = np.array([ticket.may_leave_under(runtime) for ticket, _ in batch.owners])
     if going.all():
         return usual
     return going if usual is None else usual & going

@@ -37,7 +37,7 @@ class BatchDeadlines:
 
 class Deadlines:
     """Says which batches have a deadline to keep, and when; ``everyones`` is that of requests that ask for none, in
-    seconds from admission."""
+    seconds from admission, and not of those with a budget of their own: an answer by a deadline keeps none."""
 
     def __init__(self, *, everyones: float | None, clock: Callable[[], float]) -> None:
         self._everyones, self._clock = everyones, clock
@@ -54,7 +54,9 @@ class Deadlines:
         """
         everyones = math.inf if runtime.judges_itself or self._everyones is None else self._everyones
         at = [
-            ticket.admitted + everyones if ticket.deadline == math.inf else ticket.deadline
+            ticket.admitted + everyones
+            if ticket.deadline == math.inf and not ticket.has_own_budget
+            else ticket.deadline
             for ticket, _ in batch.owners
         ]
         if min(at) == math.inf:

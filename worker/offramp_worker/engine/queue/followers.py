@@ -51,7 +51,7 @@ class Followers:
         if ticket.deadline < math.inf or self._arms.canary(active) is not None:
             return False
         runtime = active.off if ticket.never_exit else self._arms.without_canary(active)
-        if runtime.carry_on or not runtime.lets_go(slice_name=ticket.slice_name, tier=ticket.tier):
+        if runtime.carry_on or not ticket.may_leave_under(runtime):
             return False
         config = f"{runtime.config}/{ticket.tier}"  # no tier is answered with what another one was told
         key = self._cache.key(ticket.x, never_exit=ticket.never_exit, epoch=active.epoch, config=config)

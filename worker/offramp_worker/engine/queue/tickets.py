@@ -97,6 +97,13 @@ class Ticket:
     stream: str = ""
     #: The smaller budget that it asks for; empty for everybody's.
     tier: str = ""
+    #: The largest budget that will do, whatever tier that is when the request runs; infinite where it names none.
+    max_disagreement: float = math.inf
+
+    @property
+    def has_own_budget(self) -> bool:
+        """Whether it asks for more than everybody gets."""
+        return bool(self.tier) or self.max_disagreement < math.inf
 
     @property
     def counted(self) -> bool:
@@ -129,6 +136,10 @@ class Ticket:
         self.configs, self.arms, self.epochs = answer.configs, answer.arms, answer.epochs
         self.pending = 0
 
+    def may_leave_under(self, runtime: Runtime) -> bool:
+        """Whether its rows may leave early at all."""
+        return runtime.lets_go(slice_name=self.slice_name, tier=self.tier, max_disagreement=self.max_disagreement)
+
     def ran_under(self, runtime: Runtime) -> bool:
         """Whether this plan of this epoch answered every row, and none by a deadline."""
         same = all(name == runtime.config for name in self.configs)
@@ -157,6 +168,7 @@ def new_ticket(
     slice_name: str = "",
     stream: str = "",
     tier: str = "",
+    max_disagreement: float = math.inf,
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
     n = len(x)
@@ -181,4 +193,5 @@ def new_ticket(
         slice_name=slice_name,
         stream=stream,
         tier=tier,
+        max_disagreement=max_disagreement,
     )

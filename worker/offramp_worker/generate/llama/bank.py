@@ -110,6 +110,7 @@ class Banks:
     def __init__(self, decoder: Decoder, capacity: int) -> None:
         self._decoder, self._capacity = decoder, capacity
         self._banks: list[Bank] = []
+        self._refused = False  # no memory for a bank, which every step would find out again
 
     def run(self, some: Sequence[Seated]) -> dict[int, Row]:
         """Compute the pending token of each, those in one bank next to each other in one pass; the others are left out.
@@ -117,8 +118,9 @@ class Banks:
         Where a pass fails nothing comes of it: whoever computes its sequences alone is told which one is at fault.
         """
         rows: dict[int, Row] = {}
+        if not self._seat(some):
+            return rows
         try:
-            self._enter(some)
             for bank in self._banks:
                 for places in bank.neighbors([one for one in some if one in bank.members]):
                     if len(places) < 2:
@@ -127,7 +129,7 @@ class Banks:
                     logits = bank.run(self._decoder, places)
                     share = (time.perf_counter() - began) / len(places)
                     rows |= {bank.members[p].number: Row(row, share) for p, row in zip(places, logits, strict=True)}
-        except Exception as error:  # bare ones of the runtime's C++ side, or no memory for a bank
+        except Exception as error:  # bare ones of the runtime's C++ side
             log_event("pass-failed", level="warning", answers=len(some) - len(rows), error=str(error))
         return rows
 
@@ -137,6 +139,17 @@ class Banks:
             if one in bank.members:
                 bank.leave(one)
         self._banks = [bank for bank in self._banks if bank.members]
+
+    def _seat(self, some: Sequence[Seated]) -> bool:
+        """Whether all of them lie in banks; where one could not be made, answers are computed alone from then on."""
+        if self._refused:
+            return False
+        try:
+            self._enter(some)
+        except (OSError, ValueError, MemoryError) as error:
+            self._refused = True
+            log_event("bank-refused", level="warning", error=str(error))
+        return not self._refused
 
     def _enter(self, some: Sequence[Seated]) -> None:
         seated = [one for bank in self._banks for one in bank.members]
