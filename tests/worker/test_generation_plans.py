@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from generation import GenerationServer, with_settings
 from processes import KEY, SERVICE_UID, document, eventually, sign
 
+from offramp_core.control.rollouts.ledger import impossible
 from offramp_core.errors import PlanRefusedError
 from offramp_core.generation.losses import AnswerLosses, Output
 from offramp_core.plan import Plan
@@ -188,6 +189,24 @@ def test_a_precisions_plan_answers_everything_and_its_losses_are_counted_as_erro
     # Of 24 draws with these probabilities: five standard deviations of the sum at most.
     assert abs(counts.disagreements - mean * len(MANY)) <= 5 * np.sqrt(len(MANY) / 4)
     assert counts.disagreements > 0
+
+
+def test_of_those_who_go_away_no_more_are_drawn_than_have_asked(service: Service) -> None:
+    """Their audits come all the same; a worker that draws more than it was asked is not believed."""
+    service.run(service.plan(LOSSY), audit_rate=1.0)
+    service.server.engine.step_seconds = 0.02
+    stream = service.server.openai.completions.create(
+        model="stories", prompt=MANY[0], max_tokens=300, temperature=0, stream=True
+    )
+    next(stream)
+    stream.close()
+    service.server.engine.step_seconds = 0.0
+    service.server.until_idle()
+    service.audited()
+    assert service.server.metric("answers_total", route=LOSSY, outcome="cancelled") == 1
+    counts = service.counts("stable")
+    assert impossible([counts], newest_epoch=None, plans={}) == ""
+    assert counts.requests == counts.drawn == 1
 
 
 def test_escalation_asks_the_reference_where_the_answer_is_unsure(service: Service) -> None:

@@ -110,7 +110,8 @@ class Accounts:
         if runtime.breaker is not None and ticket.audited:
             runtime.breaker.draw(1)
         if outcome is RequestOutcome.CANCELLED:
-            with self.counters.lock:
+            with self.counters.lock:  # what it was sent is audited all the same; no more are drawn than were asked
+                runtime.counter.requests += int(ticket.audited)
                 runtime.counter.drawn += int(ticket.audited)
             return
         failed = outcome is RequestOutcome.FAILED
