@@ -50,10 +50,21 @@ def prometheus(folder: Path, *, operator: int) -> Iterator[httpx.Client]:
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
+            _await_ready(client)
             yield client
     finally:
         process.terminate()
         process.wait(30)
+
+
+def _await_ready(client: httpx.Client) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        with contextlib.suppress(httpx.TransportError):
+            if client.get("/-/ready").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError("Prometheus was not ready within 120 s")
 
 
 def asked(client: httpx.Client, path: str, **query: Any) -> Any:

@@ -91,7 +91,7 @@ def test_in_place_at_most_one_serving_worker_is_missing_and_no_process_is_too_ma
     ready_before = sum(w.ready for w in workers)
     ready_after = sum(w.ready for w in workers if w.name not in move.stop)
     assert ready_after >= min(ready_before, replicas - 1)
-    if any(not w.current for w in workers) and move.start:
+    if move.start and (leaving or any(not w.current for w in workers)):
         assert len(workers) + leaving + move.start <= replicas
 
 
@@ -113,6 +113,7 @@ def test_in_place_a_new_worker_that_never_serves_costs_one_and_no_more() -> None
     old = [WorkerView(f"old{i}", current=False, ready=True) for i in range(3)]
     assert next_move(old, 3, surge=False) == Move(stop=("old0",))
     assert next_move(old[1:], 3, surge=False, leaving=1) == Move(), "memory is free only when the old process has ended"
+    assert next_move([], 1, surge=False, leaving=1) == Move(), "nor does the only one make room before it has"
     assert next_move(old[1:], 3, surge=False) == Move(start=1)
     for health in ({"ready": False}, {"ready": False, "failed": True}):
         assert next_move([*old[1:], WorkerView("new", current=True, **health)], 3, surge=False) == Move()

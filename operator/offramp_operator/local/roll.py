@@ -41,7 +41,7 @@ def next_move(workers: Sequence[WorkerView], replicas: int, *, surge: bool = Tru
     never takes the number below ``replicas - 1``, and starts none before the ``leaving`` ones, which are being stopped,
     have made room.
     """
-    if not surge and any(not w.current for w in workers):
+    if not surge and (leaving or any(not w.current for w in workers)):
         return _in_place(workers, replicas, leaving)
     current = [w for w in workers if w.current]
     arrived = sum(w.ready for w in current) >= replicas
