@@ -212,7 +212,10 @@ def test_every_panel_of_generated_answers_has_data_of_streams_with_drafts_and_wi
     assert len({title for _, title, _ in panels}) >= 12
     with prometheus(tmp_path, operator=port) as client:
         readers.start()
-        missing = lambda: without_data(client, panels, since=began)  # noqa: E731
+
+        def missing() -> dict[str, list[str]]:
+            return without_data(client, panels, since=began)
+
         tools.eventually(lambda: not missing(), what="data in every panel", seconds=400, state=missing)
         readers.stop()
         answered = 'sum(earlyexit_generation_answers_total{outcome="ok"})'

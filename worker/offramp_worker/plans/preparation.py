@@ -87,8 +87,9 @@ class PlanTarget(ABC):
             meter = self.counters.meter(plan_hash=stable.content_hash, share=document.holdback_share)
             breaker = self._breaker(document, stable)
             tiers, alarmed = self._watched_tiers(document, runs_stable)
-            runs_stable = replace(runs_stable, meter=meter, breaker=breaker, tiers=tiers, alarmed=alarmed)
-            runs_stable = replace(runs_stable, **_slices(document))
+            runs_stable = replace(
+                runs_stable, meter=meter, breaker=breaker, tiers=tiers, alarmed=alarmed, **_slices(document)
+            )
         runs_canary = None
         if canary is not None and document.canary is not None:
             runs_canary = self._runtime(document, "canary", canary, document.canary, fields[1])

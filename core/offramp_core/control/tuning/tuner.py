@@ -191,10 +191,15 @@ def menu_is_new(view: TunerView) -> bool:
 
 def _menu_labels(view: TunerView) -> int:
     """Labels with which the strictest tier could be tested as well, beside the search's share."""
-    status, spec = view.status, view.snapshot.service.spec
-    level = allowance(1 - spec.confidence, status.tests_run + 1) / (1 + len(spec.slices) + len(spec.tiers))
-    strictest = min(tier.max_disagreement for tier in spec.tiers)
-    return math.ceil(status.design_effect * testable_labels(strictest, level) / (1 - SEARCH_SHARE))
+    strictest = min(tier.max_disagreement for tier in view.snapshot.service.spec.tiers)
+    labels = testable_labels(strictest, _menu_level(view))
+    return math.ceil(view.status.design_effect * labels / (1 - SEARCH_SHARE))
+
+
+def _menu_level(view: TunerView) -> float:
+    """What the next test allows each tier: an even share beside everybody and the slices."""
+    spec = view.snapshot.service.spec
+    return allowance(1 - spec.confidence, view.status.tests_run + 1) / (1 + len(spec.slices) + len(spec.tiers))
 
 
 def first_attempt_labels(budget: float) -> int:
@@ -326,13 +331,11 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
 def _tiers_to_certify(view: TunerView, store: RecordStore) -> tuple[TierBudget, ...]:
     """Tiers with labels enough that a plan worth having would probably pass; the others would only cost a share of the
     level."""
-    spec, status = view.snapshot.service.spec, view.status
-    level = allowance(1 - spec.confidence, status.tests_run + 1) / (1 + len(spec.slices) + len(spec.tiers))
-    held_out = (1 - SEARCH_SHARE) * _labels(view) / status.design_effect
+    level, held_out = _menu_level(view), (1 - SEARCH_SHARE) * _labels(view) / view.status.design_effect
     graded = store.records.graded
     return tuple(
         TierBudget(tier.name, tier.max_disagreement)
-        for tier in spec.tiers
+        for tier in view.snapshot.service.spec.tiers
         if testable_labels(tier.max_disagreement, level, graded=graded) <= held_out
     )
 
