@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,9 @@ class Subject:
 class LoopbackWorker:
     """One worker process with an admin port of its own."""
 
-    def __init__(self, bundle: Path, *, settings: Mapping[str, str] | None = None) -> None:
-        """``settings`` are further environment variables."""
+    def __init__(self, bundle: Path, *, settings: Mapping[str, str] | None = None, command: Sequence[str] = ()) -> None:
+        """``settings`` are further environment variables; ``command`` is a module that serves what they say, with its
+        arguments, in the place of ``offramp serve``."""
         self._key = Ed25519PrivateKey.generate()
         public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".jsonl")  # noqa: SIM115 - lives as long as the worker
@@ -131,7 +132,9 @@ class LoopbackWorker:
             **(settings or {}),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "offramp_cli", "serve", str(bundle), "--port", "0"], env=env, stderr=self._log
+            [sys.executable, "-m", *(command or ("offramp_cli", "serve", str(bundle), "--port", "0"))],
+            env=env,
+            stderr=self._log,
         )
         self._epoch = 0
 

@@ -67,7 +67,7 @@ class TimedStage:
     regroup: list[float]
     ramps: tuple[int, ...]
 
-    reads_input = False
+    reads_input = pads = False
 
     def run(self, features: Array, _x: Array, rows: Array | None = None) -> tuple[Array, list[tuple[Array, Array]]]:
         if rows is not None:

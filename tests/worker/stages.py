@@ -12,6 +12,7 @@ class _StageBehind:
     def __init__(self, first: Callable[[], object], stage: Runnable) -> None:
         self._first, self._stage = first, stage
         self.ramps, self.reads_input = stage.ramps, stage.reads_input
+        self.pads = stage.pads
 
     def run(self, *args: Any) -> Any:
         self._first()

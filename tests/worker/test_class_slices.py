@@ -142,7 +142,7 @@ class Sure:
 class Saying:
     """A stage whose ramp, and whose output, says to each row what is written in its input."""
 
-    reads_input = False
+    reads_input = pads = False
 
     def __init__(self, number: int, ramps: tuple[int, ...]) -> None:
         self.number, self.ramps = number, ramps

@@ -21,6 +21,7 @@ from offramp_worker.devices import CPU, CUDA, DEVICES, missing
 from offramp_worker.engine.execution.device_stages import DeviceStage
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.padded import WHOLE_ROWS, Padded, filled, padded_rows
 from offramp_worker.prepare.measuring.pricing import Runs
 from offramp_worker.prepare.measuring.profiling import jobs_of
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
@@ -61,7 +62,7 @@ def test_an_executor_that_nobody_knows_is_refused_by_the_files_name(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("device", "said"),
-    [*((name, re.escape(missing(DEVICES[name]))) for name in ELSEWHERE), ("tpu", "use cpu, cuda, webgpu")],
+    [*((name, re.escape(missing(DEVICES[name]))) for name in ELSEWHERE), ("tpu", "use cpu, cuda, cuda-tf32, webgpu")],
 )
 def test_prepare_refuses_a_device_before_it_reads_anything(tmp_path: Path, device: str, said: str) -> None:
     request = PrepareRequest(model="no.onnx", data="no.npz", out=tmp_path / "bundle", device=device)
@@ -89,6 +90,27 @@ def test_stages_that_hand_on_in_a_devices_memory_say_what_those_say_that_share_b
         np.testing.assert_array_equal(one, other)
 
 
+@given(
+    st.integers(1, 9),
+    st.sets(st.sampled_from((0, 1, 2, 3)), min_size=1),
+    st.lists(st.none() | st.integers(0, 2**16 - 1), min_size=4, max_size=4),
+    st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_stages_that_fill_batches_up_say_the_same_wherever_in_the_chain_they_stand(
+    sessions: Sessions, n: int, active: set[int], kept: list[int | None], fill: list[bool]
+) -> None:
+    x = bundles.inputs(n, seed=n)
+    shared = sessions.stages(sorted(active))
+    own = [stage._session for stage in shared]  # type: ignore[attr-defined]
+    padded = [
+        replace(s, session=Padded(lambda one=s.session: one)) if wanted else s
+        for s, wanted in zip(own, fill, strict=False)
+    ]
+    apart = [DeviceStage(s, CPU, last=k == len(own) - 1) for k, s in enumerate(padded)]
+    for one, other in zip(_through(shared, x, kept), _through(apart, x, kept), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def _through(stages: Any, x: Any, kept: list[int | None]) -> list[Any]:
     """Everything that is said on the way; ``kept`` are bits of the rows that go on behind each stage, None for all."""
     said: list[Any] = []
@@ -96,13 +118,50 @@ def _through(stages: Any, x: Any, kept: list[int | None]) -> list[Any]:
     stage: Runnable
     for stage, bits in zip(stages, [*kept, None], strict=False):
         features, heads = stage.run(features, x, rows)
-        said += [part.copy() for head in heads for part in head]
+        said += [np.array(part) for head in heads for part in head]
         rows = None
         if bits is not None and stage is not stages[-1]:
             carried = len(heads[0][0])
             rows = np.array([row for row in range(carried) if bits >> row & 1] or [0])
             x = x[rows]
-    return [*said, features.copy()]
+    return [*said, np.array(features)]
+
+
+@given(st.integers(1, 40), st.integers(1, 6))
+def test_a_whole_model_runs_in_pieces_of_one_size_whatever_the_batch(n: int, seed: int) -> None:
+    sizes: list[int] = []
+
+    class Doubling:
+        def run(self, outputs: Any, feed: dict[str, Any]) -> list[Any]:
+            sizes.append(len(feed["x"]))
+            return [2 * feed["x"], feed["x"].sum(axis=1)]
+
+    x = np.random.default_rng(seed).normal(size=(n, 3))
+    twice, total = Padded(Doubling).run(None, {"x": x})
+    np.testing.assert_array_equal(twice, 2 * x)
+    np.testing.assert_allclose(total, x.sum(axis=1))
+    assert set(sizes) == {WHOLE_ROWS}
+
+
+@given(st.integers(1, 300))
+def test_batches_are_filled_up_to_the_next_power_of_two_with_their_last_row(n: int) -> None:
+    rows = padded_rows(n)
+    assert n <= rows < 2 * n and rows & (rows - 1) == 0
+    full = filled(np.arange(n), rows)
+    assert len(full) == rows and (full[:n] == np.arange(n)).all() and (full[n:] == n - 1).all()
+
+
+def test_each_size_of_batch_has_one_session_which_is_opened_when_it_comes() -> None:
+    opened: list[object] = []
+
+    def session() -> object:
+        opened.append(object())
+        return opened[-1]
+
+    padded = Padded(session)
+    assert len(opened) == 1  # a graph that cannot run is refused at once
+    assert padded.at(2) is padded.at(2) is not padded.at(4)
+    assert len(opened) == 3
 
 
 def test_waiting_for_a_gpu_is_charged_to_heads_and_not_to_segments() -> None:

@@ -132,6 +132,7 @@ class Nonsense:
 
     def __init__(self, stage: Runnable) -> None:
         self._stage, self.ramps, self.reads_input = stage, stage.ramps, stage.reads_input
+        self.pads = stage.pads
 
     def run(self, features: Any, x: Any, rows: Any = None) -> Any:
         if len(x) == 1:

@@ -11,9 +11,9 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from weakref import WeakValueDictionary
@@ -24,9 +24,11 @@ import onnxruntime as ort
 from onnx import helper
 
 from offramp_worker.bundle.tensors import closed_options
-from offramp_worker.weights import share
+from offramp_worker.padded import Padded, has_convolutions
+from offramp_worker.weights import Shared, share
 
 EXECUTOR = "onnxruntime-"
+NOTHING = Shared(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Device:
     """A kind of device: its ``name`` for people and for ONNX Runtime's memory, and its ``provider``, which ``package``
     brings.
 
-    Whatever opens or runs a session there does so in its ``turn``.
+    Whatever opens or runs a session there does so in its ``turn``. ``memory`` is what ONNX Runtime calls its memory;
+    empty: as the device.
     """
 
     name: str
@@ -42,6 +45,12 @@ class Device:
     package: str
     options: tuple[tuple[str, str], ...] = ()
     turn: AbstractContextManager[object] = field(default_factory=nullcontext, compare=False)
+    memory_name: str = ""
+
+    @property
+    def memory(self) -> str:
+        """What ONNX Runtime calls its memory."""
+        return self.memory_name or self.name
 
     @property
     def executor(self) -> str:
@@ -53,20 +62,24 @@ class Device:
         """Whether its memory is that of this process."""
         return self.provider == "CPUExecutionProvider"
 
+    @property
+    def is_cuda(self) -> bool:
+        """Whether NVIDIA's runtime reaches its memory."""
+        return self.provider == "CUDAExecutionProvider"
+
 
 CPU = Device("cpu", "CPUExecutionProvider", "onnxruntime")
-# TF32 rounds products to ten bits: faster, and no longer the model as it was given. An exhaustive search for the
-# quickest convolution would begin anew with every batch size.
-CUDA = Device(
-    "cuda",
-    "CUDAExecutionProvider",
-    "onnxruntime-gpu[cuda,cudnn]",
-    (("use_tf32", "0"), ("cudnn_conv_algo_search", "HEURISTIC")),
-)
+# An exhaustive search for the quickest convolution takes half a second a batch size.
+_CUDA = ("CUDAExecutionProvider", "onnxruntime-gpu[cuda,cudnn]")
+_SEARCH = ("cudnn_conv_algo_search", "HEURISTIC")
+CUDA = Device("cuda", *_CUDA, (("use_tf32", "0"), _SEARCH))
+# TF32 rounds what goes into a product to ten bits: several times as fast, and no longer the model as it was given. Who
+# says that this is the reference, as PyTorch's and TensorRT's users often do, names this device.
+CUDA_TF32 = Device("cuda-tf32", *_CUDA, (("use_tf32", "1"), _SEARCH), memory_name="cuda")
 # All sessions of WebGPU share one queue of commands, and two that run at once can end the process
 # (microsoft/onnxruntime#32561).
 WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu", turn=RLock())
-DEVICES = {device.name: device for device in (CPU, CUDA, WEBGPU)}
+DEVICES = {device.name: device for device in (CPU, CUDA, CUDA_TF32, WEBGPU)}
 
 
 def open_session(
@@ -75,7 +88,8 @@ def open_session(
     """A session that spins on no core while it waits. An ``optimised`` graph, one of the CPU's, is left as it is.
 
     Operators that the device's provider does not have run on the CPU. On the CPU equal graphs are one session, and
-    equal weights of others one array: see :mod:`offramp_worker.weights`.
+    equal weights of others one array, on CUDA too: see :mod:`offramp_worker.weights`. There a graph with convolutions
+    is :class:`offramp_worker.padded.Padded`.
 
     Raises
     ------
@@ -88,8 +102,14 @@ def open_session(
         # A graph that cannot be written and read again runs as it was given, or says itself what is wrong with it.
         with contextlib.suppress(Exception):
             return _open_shared(optimised_graph(model), threads=threads)
+    weights = share(model, memory=device.memory) if device.is_cuda else NOTHING
+    open_one = partial(_open_on, model, weights, threads=threads, device=device)
+    return Padded(open_one) if device.is_cuda and has_convolutions(model) else open_one()
+
+
+def _open_on(model: onnx.ModelProto, weights: Shared, *, threads: int, device: Device) -> ort.InferenceSession:
     with device.turn:
-        session = _Session(model.SerializeToString(), _options(threads=threads), device)
+        session = _Session(model.SerializeToString(), _options(threads=threads), device, weights)
     if session.get_providers()[0] != device.provider:
         raise RuntimeError(f"{device.provider} finds nothing to run on")
     return session
@@ -122,9 +142,8 @@ def _written(model: bytes, options: ort.SessionOptions) -> bytes:
 class _Session(ort.InferenceSession):  # type: ignore[misc]
     """A session that keeps the ``weights`` that it shares, and not the bytes that it was made of."""
 
-    def __init__(
-        self, model: bytes, options: ort.SessionOptions, device: Device, weights: Sequence[ort.OrtValue] = ()
-    ) -> None:
+    def __init__(self, model: bytes, options: ort.SessionOptions, device: Device, weights: Shared = NOTHING) -> None:
+        weights.into(options)
         super().__init__(
             model,
             options,
@@ -147,7 +166,7 @@ def _open_shared(model: onnx.ModelProto, *, threads: int) -> ort.InferenceSessio
     if session is None:
         options = _options(threads=threads)
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = _opened[key] = _Session(data, options, CPU, share(model, options))
+        session = _opened[key] = _Session(data, options, CPU, share(model))
     return session
 
 
@@ -167,7 +186,7 @@ def missing(device: Device) -> str:
         return ""
     if device.provider not in ort.get_available_providers():
         return f"this ONNX Runtime has no {device.provider}; install {device.package} in place of onnxruntime"
-    if device is CUDA:
+    if device.is_cuda:
         ort.preload_dlls()  # of NVIDIA's packages beside this one
     try:
         session = open_session(_small_model(), threads=1, device=device)
@@ -183,7 +202,7 @@ def missing(device: Device) -> str:
 
 def _small_model() -> onnx.ModelProto:
     """A convolution and a product: the libraries for these are looked for when the first one comes."""
-    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 1, 3, 3]) for name in "xy")
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 1, 3, 3]) for name in "xy")
     one = helper.make_tensor("one", onnx.TensorProto.FLOAT, [1, 1, 1, 1], [1.0])
     nodes = [helper.make_node("Conv", ["x", "one"], ["c"]), helper.make_node("MatMul", ["c", "x"], ["y"])]
     graph = helper.make_graph(nodes, "small", [x], [y], [one])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offramp_core.batching import MAX_BATCH
+from offramp_core.bundle import Profile
 from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.execution import Regrouping, carries_on
@@ -21,6 +22,7 @@ from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.ramp_sets import HeldSet
 from offramp_worker.engine.vitals import Vitals
+from offramp_worker.padded import padded_rows
 from offramp_worker.plans.preparation import PlanTarget
 
 
@@ -114,7 +116,7 @@ class ClassifierPlans(PlanTarget):
         profile = bundle.profile.of(plan.precision)
         table = CostTable(profile, sizes=range(MAX_BATCH + 1))  # batches may grow with what is measured
         priced = list(index.values())  # the chain's ramps as the profile has them
-        seconds = table.stage_seconds([[priced.index(j) for j in stage.ramps] for stage in stages[:-1]])
+        seconds = _stage_seconds(profile, stages, [[priced.index(j) for j in stage.ramps] for stage in stages[:-1]])
         carry_on = carries_on(plan.execution, profile)
 
         def tests(ramps: Sequence[RampThreshold]) -> dict[int, ExitTest]:
@@ -128,6 +130,15 @@ class ClassifierPlans(PlanTarget):
             "regrouping": None if carry_on or not stages else Regrouping.of(seconds, table.regroup.tolist()),
             "stage_seconds": seconds,
         }
+
+
+def _stage_seconds(profile: Profile, stages: Sequence[Runnable], groups: list[list[int]]) -> list[list[float]]:
+    """By stage, by rows; of a stage that pads, what the rows cost that run."""
+    exact, padded = range(MAX_BATCH + 1), [0, *(padded_rows(rows) for rows in range(1, MAX_BATCH + 1))]
+    as_they_are = CostTable(profile, sizes=exact).stage_seconds(groups)
+    filled_up = CostTable(profile, sizes=padded).stage_seconds(groups)
+    pads = [stage.pads for stage in stages] or [False]  # the exact executor has no stages here
+    return [filled_up[k] if pads[k] else as_they_are[k] for k in range(len(as_they_are))]
 
 
 def _has_ramps(plan: Plan) -> bool:

@@ -1,9 +1,11 @@
 """Stages on a GPU: features stay in its memory from stage to stage, and what heads say comes back for the decision who
-leaves."""
+leaves: their confidences at once, their logits when somebody reads them, which is when a row leaves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,9 +18,44 @@ from onnx import helper
 from offramp_worker.devices import Device, open_session
 from offramp_worker.engine.execution.execute import HeadOutput, Runnable
 from offramp_worker.engine.execution.stages import IndexArray, Stage, StageSession
+from offramp_worker.padded import Padded, filled, padded_rows
 
 Array = npt.NDArray[Any]
-Features = Any  # an array of the host, or a tensor in the device's memory
+Features = Any  # an array of the host, or :class:`Held`
+_DTYPES = {
+    onnx.TensorProto.FLOAT: np.float32,
+    onnx.TensorProto.FLOAT16: np.float16,
+    onnx.TensorProto.INT64: np.int64,
+    onnx.TensorProto.INT32: np.int32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Features in the device's memory: the first ``rows`` of ``value`` (n, ...) are a batch's."""
+
+    value: ort.OrtValue
+    rows: int
+
+
+class Later:
+    """The first ``rows`` of an array of the device, read when somebody needs them."""
+
+    def __init__(self, value: ort.OrtValue, rows: int) -> None:
+        self._value, self._rows = value, rows
+        self._found: Array | None = None
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if self._found is None:
+            self._found = self._value.numpy()[: self._rows]
+        return np.array(self._found, dtype=dtype, copy=copy)
+
+    def __getitem__(self, rows: Any) -> Array:
+        found: Array = np.asarray(self)[rows]
+        return found
+
+    def __len__(self) -> int:
+        return self._rows
 
 
 class DeviceStage:
@@ -39,37 +76,74 @@ class DeviceStage:
         """Whether ``x`` of :meth:`run` matters behind the first stage."""
         return bool(self._session.entry)
 
+    @property
+    def pads(self) -> bool:
+        """Whether batches are filled up to :func:`offramp_worker.padded.padded_rows`."""
+        return isinstance(self._session.session, Padded)
+
     def run(self, features: Features, x: Array, rows: IndexArray | None = None) -> tuple[Features, list[HeadOutput]]:
         """Run a batch, as :meth:`offramp_worker.engine.execution.stages.Stage.run` does; ``features`` is what the stage
         before returned."""
         with self._device.turn:
-            return self._run(features if rows is None else take_rows(features, rows, self._device), x)
+            n = _rows_of(features) if rows is None else len(rows)
+            size = padded_rows(n) if self.pads else n
+            return self._run(self._source(features, rows, size), x, n, size)
 
-    def _run(self, features: Features, x: Array) -> tuple[Features, list[HeadOutput]]:
-        names = self._session
-        binding = names.session.io_binding()
+    def _source(self, features: Features, rows: IndexArray | None, size: int) -> Features:
+        """The features to run, ``size`` rows."""
         if isinstance(features, np.ndarray):
-            binding.bind_cpu_input(names.source, np.ascontiguousarray(features))
+            return filled(features if rows is None else features[rows], size)
+        if rows is None and (size == _length(features.value) or (self._device.is_cuda and size <= features.rows)):
+            return Held(features.value, size)  # its first rows, where they lie
+        wanted = np.arange(features.rows) if rows is None else rows
+        return take_rows(features, filled(wanted, size), self._device)
+
+    def _run(self, source: Features, x: Array, n: int, size: int) -> tuple[Features, list[HeadOutput]]:
+        names = self._session
+        session = names.session.at(size) if self.pads else names.session
+        binding = session.io_binding()
+        if isinstance(source, np.ndarray):
+            binding.bind_cpu_input(names.source, np.ascontiguousarray(source))
         else:
-            binding.bind_ortvalue_input(names.source, features)
+            _bind(binding, names.source, source, self._device)
         if names.entry:
-            binding.bind_cpu_input(names.entry, np.ascontiguousarray(x))
+            binding.bind_cpu_input(names.entry, np.ascontiguousarray(filled(x, size)))
         for number, name in enumerate(names.outputs):
-            stays = names.hands_on and number == 0 and not self._last
-            binding.bind_output(name, self._device.name if stays else "cpu")
-        names.session.run_with_iobinding(binding)
-        outputs = binding.get_outputs()
+            is_confidence = number >= names.hands_on and (number - names.hands_on) % 2 == 1
+            comes_back = is_confidence or (self._last and number == 0)
+            binding.bind_output(name, "cpu" if comes_back else self._device.memory)
+        session.run_with_iobinding(binding)
+        features, outputs = source, binding.get_outputs()
         if names.hands_on:
-            features, *outputs = outputs
-            if self._last:
-                features = features.numpy()
-        values = [value.numpy() for value in outputs]
-        return features, list(zip(values[::2], values[1::2], strict=True))
+            first, *outputs = outputs
+            features = first.numpy()[:n] if self._last else Held(first, n)
+        logits: list[Any] = [Later(value, n) for value in outputs[::2]]
+        return features, list(zip(logits, (value.numpy()[:n] for value in outputs[1::2]), strict=True))
+
+
+def _bind(binding: Any, name: str, features: Held, device: Device) -> None:
+    """The first rows of features, where they lie."""
+    value = features.value
+    if _length(value) == features.rows:
+        binding.bind_ortvalue_input(name, value)
+        return
+    shape = [features.rows, *value.shape()[1:]]
+    binding.bind_input(name, device.memory, 0, _DTYPES[value.element_type()], shape, value.data_ptr())
+
+
+def _rows_of(features: Features) -> int:
+    return len(features) if isinstance(features, np.ndarray) else int(features.rows)
+
+
+def _length(value: ort.OrtValue) -> int:
+    return int(value.shape()[0])
 
 
 def take_rows(features: Features, rows: IndexArray, device: Device) -> Features:
     """``rows`` of what a stage handed on, without leaving the device's memory."""
-    return features[rows] if isinstance(features, np.ndarray) else _taken(features, rows, device, to=device.name)
+    if isinstance(features, np.ndarray):
+        return features[rows]
+    return Held(_taken(features.value, rows, device, to=device.memory), len(rows))
 
 
 def wait_for(features: Features, device: Device) -> None:
@@ -77,10 +151,10 @@ def wait_for(features: Features, device: Device) -> None:
 
     It reads a row: ONNX Runtime's own call for it does not wait with every provider.
     """
-    _taken(features, np.zeros(1, np.intp), device, to="cpu")
+    _taken(features.value, np.zeros(1, np.intp), device, to="cpu")
 
 
-def _taken(features: Features, rows: IndexArray, device: Device, *, to: str) -> Features:
+def _taken(features: ort.OrtValue, rows: IndexArray, device: Device, *, to: str) -> ort.OrtValue:
     session = _taker(device, features.element_type(), len(features.shape()))
     with device.turn:
         binding = session.io_binding()

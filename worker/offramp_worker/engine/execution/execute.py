@@ -34,6 +34,11 @@ class Runnable(Protocol):
     @property
     def reads_input(self) -> bool: ...
 
+    @property
+    def pads(self) -> bool:
+        """Whether batches are filled up to :func:`offramp_worker.padded.padded_rows`."""
+        ...
+
     def run(self, features: Any, x: Array, rows: IndexArray | None = None) -> tuple[Any, Sequence[HeadOutput]]: ...
 
 
@@ -167,10 +172,10 @@ def run_stages(
                 leaves = tests[ramp].leaves(logits, confidence)
             else:
                 leaves = mixed.leaves(ramp, logits, confidence, batch.carried)
-            if leaves is not None and (leave := batch.leave(leaves, ramp, logits)):
+            if leaves is not None and (leave := batch.leave(leaves, ramp, np.asarray(logits))):
                 yield leave
         due = deadlines.due(number, batch.carried) if deadlines is not None and stage.ramps else None
-        if due is not None and (leave := batch.leave(due, stage.ramps[-1], heads[-1][0])):
+        if due is not None and (leave := batch.leave(due, stage.ramps[-1], np.asarray(heads[-1][0]))):
             yield leave._replace(due=True)
         if regroups is None or batch.answered is None:
             continue

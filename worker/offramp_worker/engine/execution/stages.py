@@ -46,6 +46,8 @@ class Stage:
     One that ``follows`` another reads what that one wrote where it lies.
     """
 
+    pads = False
+
     def __init__(self, session: StageSession, *, follows: bool = False) -> None:
         self._session, self._follows = session, follows
         self._bindings: dict[tuple[int, ...], _Binding] = {}

@@ -1,0 +1,239 @@
+"""Times of whole models and of plans on one device, through the stages that a worker runs.
+
+Every figure is the median of repeated runs between two looks at the clock of this process, with the batch on the host
+before and the logits on the host behind: what a request waits for. What is compared takes turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from bench.gpu.models import FloatArray, Subject
+from offramp_core.costs import CostTable
+from offramp_core.execution import Regrouping
+from offramp_core.uncertainty import exit_test
+from offramp_worker.bundle.graph import input_name, output_name
+from offramp_worker.bundle.load import Bundle
+from offramp_worker.bundle.stages import StageGraph, pieces
+from offramp_worker.devices import CPU, Device, open_session
+from offramp_worker.engine.execution.device_stages import stage_on, wait_for
+from offramp_worker.engine.execution.execute import Runnable, run_exact, run_stages
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.execution.stages import StageSession
+from offramp_worker.padded import padded_rows
+
+Json = dict[str, Any]
+ROUNDS, WARM = 7, 2
+LAUNCHES = 20
+
+
+def medians(jobs: Mapping[Any, Callable[[], object]], *, rounds: int = ROUNDS) -> dict[Any, float]:
+    """Median seconds of each job; jobs take turns."""
+    for job in jobs.values():
+        for _ in range(WARM):
+            job()
+    taken: dict[Any, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            began = time.perf_counter()
+            job()
+            taken[name].append(time.perf_counter() - began)
+    return {name: float(np.median(values)) for name, values in taken.items()}
+
+
+def whole(model: onnx.ModelProto, device: Device) -> Runnable:
+    """The model in one piece, as a worker runs it where exits are off."""
+    session = open_session(model, threads=1, device=device)
+    stage = StageSession(session, input_name(model), "", (output_name(model),), True, ())
+    return stage_on(device, stage, follows=False, last=True)
+
+
+def by_size(forms: Mapping[str, Runnable], x: FloatArray, sizes: Sequence[int]) -> Json:
+    """Milliseconds of each form of a model by batch size."""
+    found: Json = {name: {} for name in forms}
+    for size in sizes:
+        batch = x[:size]
+        jobs = {name: _exact(stage, batch) for name, stage in forms.items()}
+        for name, seconds in medians(jobs).items():
+            found[name][str(size)] = seconds * 1e3
+    return found
+
+
+def _exact(stage: Runnable, batch: FloatArray) -> Callable[[], object]:
+    return lambda: list(run_exact(stage, batch))
+
+
+def alternating(model: onnx.ModelProto, device: Device, x: FloatArray, largest: int, batches: int) -> Json:
+    """Milliseconds a batch whose size changes every time, through the product and through one plain session, and what
+    the same batches take where the size never changes."""
+    sizes = np.random.default_rng(3).integers(1, largest + 1, batches)
+    stage, plain = whole(model, device), _plain(model, device)
+    name = input_name(model)
+
+    def ours(size: int) -> object:
+        return list(run_exact(stage, x[:size]))
+
+    def theirs(size: int) -> object:
+        return plain.run(None, {name: x[:size]})
+
+    for size in {padded_rows(int(size)) for size in sizes}:
+        ours(size)
+    constant = medians({int(size): lambda size=size: ours(size) for size in sorted(set(sizes))}, rounds=3)
+    return {
+        "constant": 1e3 * float(np.mean([constant[int(size)] for size in sizes])),
+        "alternating": 1e3 * _mean_seconds(ours, sizes),
+        "plain session": 1e3 * _mean_seconds(theirs, sizes[: batches // 4]),
+    }
+
+
+def _plain(model: onnx.ModelProto, device: Device) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    providers = [(device.provider, dict(device.options))]
+    return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+
+
+def _mean_seconds(run: Callable[[int], object], sizes: Sequence[int]) -> float:
+    began = time.perf_counter()
+    for size in sizes:
+        run(int(size))
+    return (time.perf_counter() - began) / len(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ramps of a bundle in force, as columns, and the share of recorded rows that leave at the first of them."""
+
+    sessions: Sessions
+    bundle: Bundle
+    columns: tuple[int, ...]
+    share: float
+
+    def run(self, batch: FloatArray, *, saving: bool) -> Callable[[], object]:
+        """A batch under the plan; ``saving`` drops the rows that left, else all of them run to the output."""
+        stages = self.sessions.stages(self.columns)
+        first, *others = self.columns
+        tests = {first: exit_test(self.share, self.bundle.quantiles[first])}
+        tests |= {j: exit_test(0.0, self.bundle.quantiles[j]) for j in others}
+        regroups = self._regrouping(stages) if saving else None
+        return lambda: list(run_stages(stages, batch, tests=tests, may_leave=None, regroups=regroups))
+
+    def predicted(self, size: int, *, saving: bool) -> float:
+        """Seconds of a batch by the bundle's profile."""
+        most = padded_rows(size)
+        sizes = [0, *(padded_rows(n) if self._pads else n for n in range(1, most + 1))]
+        table = CostTable(self.bundle.profile, sizes=sizes)
+        seconds = np.array(table.stage_seconds([[j] for j in self.columns]))
+        stay = size - round(self.share * size)
+        if not saving or stay == size:
+            return float(seconds[:, size].sum())
+        return float(seconds[0, size] + table.regroup[size] + (seconds[1:, stay].sum() if stay else 0.0))
+
+    @property
+    def _pads(self) -> bool:
+        return any(stage.pads for stage in self.sessions.stages(self.columns))
+
+    def _regrouping(self, stages: Sequence[Runnable]) -> Regrouping:
+        table = CostTable(self.bundle.profile, sizes=range(513))
+        return Regrouping.of(table.stage_seconds([list(stage.ramps) for stage in stages[:-1]]), table.regroup.tolist())
+
+
+def ramps(sessions: Sessions, bundle: Bundle, x: FloatArray, sizes: Sequence[int]) -> Json:
+    """Of a batch that nobody leaves: milliseconds without exits and, by the number of ramps in force, more than that,
+    where all rows run to the output and where each decision is waited for."""
+    exact = sessions.exact_stage()
+    found: Json = {}
+    for size in sizes:
+        batch = x[:size]
+        jobs: dict[Any, Callable[[], object]] = {"exact": _exact(exact, batch)}
+        for n in range(1, len(bundle.columns) + 1):
+            plan = Plan(sessions, bundle, tuple(range(n)), 0.0)
+            jobs |= {(n, saving): plan.run(batch, saving=saving) for saving in (False, True)}
+        took = medians(jobs)
+        ways = {"results only": False, "compute saving": True}
+        found[str(size)] = {"exact": took["exact"] * 1e3} | {
+            way: [1e3 * (took[n, saving] - took["exact"]) for n in range(1, len(bundle.columns) + 1)]
+            for way, saving in ways.items()
+        }
+    return found
+
+
+def kernels(bundle: Bundle, device: Device, x: FloatArray, sizes: Sequence[int]) -> Json:
+    """Microseconds of the GPU that the kernels of one head take, by batch size: its stage with it and without, many
+    runs of each launched and waited for once. Where launching takes longer than the kernels, it says that instead."""
+    heads = [head for head in bundle.heads if head is not None]
+    cut = pieces(bundle.backbone, heads[:2], [h.source for h in heads[:2]], shapes=bundle.shapes, optimise=False)
+    (_, first, _), (_, _, with_head) = cut.heads
+    assert first == 0
+    before, bare, headed = (_stage(graph, device) for graph in (cut.segments[0], cut.segments[1], with_head))
+    found = {}
+    for size in sizes:
+        features, _ = before.run(x[:size], x[:size])
+        took = medians(
+            {
+                name: _launched(stage, features, x[:size], device)
+                for name, stage in (("bare", bare), ("headed", headed))
+            },
+            rounds=5,
+        )
+        found[str(size)] = 1e6 * (took["headed"] - took["bare"]) / LAUNCHES
+    return found
+
+
+def _stage(graph: StageGraph, device: Device) -> Runnable:
+    session = open_session(graph.model, threads=1, device=device)
+    outputs = StageSession(session, graph.source, graph.entry, graph.outputs, bool(graph.target), ())
+    return stage_on(device, outputs, follows=False, last=False)
+
+
+def _launched(stage: Runnable, features: Any, batch: FloatArray, device: Device) -> Callable[[], object]:
+    def run() -> None:
+        for _ in range(LAUNCHES):
+            reached, _ = stage.run(features, batch)
+        wait_for(reached, device)
+
+    return run
+
+
+def exits(
+    sessions: Sessions, bundle: Bundle, x: FloatArray, *, sizes: Sequence[int], shares: Sequence[float]
+) -> list[Json]:
+    """One ramp at which a share of the rows leaves: the time of a batch without exits, with the plan in both modes, and
+    what the profile says of each."""
+    exact, rows = sessions.exact_stage(), []
+    for size in sizes:
+        batch = x[:size]
+        plans = {share: Plan(sessions, bundle, (0,), share) for share in shares}
+        jobs: dict[Any, Callable[[], object]] = {"exact": _exact(exact, batch)}
+        jobs |= {(s, saving): plan.run(batch, saving=saving) for s, plan in plans.items() for saving in (False, True)}
+        took = medians(jobs)
+        for share, plan in plans.items():
+            for saving in (False, True):
+                rows.append(
+                    {
+                        "size": size,
+                        "share": share,
+                        "saving": saving,
+                        "exact": took["exact"] * 1e3,
+                        "measured": took[share, saving] * 1e3,
+                        "predicted": plan.predicted(size, saving=saving) * 1e3,
+                    }
+                )
+    return rows
+
+
+def agreement(subject: Subject, device: Device, *, rows: int) -> Json:
+    """Whether the device says what the CPU says, and its stages what the whole model says."""
+    x = subject.inputs(rows, seed=11)
+    here, there = (np.asarray(whole(subject.model, d).run(x, x)[0]) for d in (CPU, device))
+    return {
+        "relative error": float(np.linalg.norm(there - here) / np.linalg.norm(here)),
+        "same answers": float((there.argmax(axis=1) == here.argmax(axis=1)).mean()),
+    }
