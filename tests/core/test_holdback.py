@@ -297,6 +297,7 @@ class TestInTheLoop:
             before = measured(fleet)
         assert looks <= 9
 
+    @pytest.mark.slow
     def test_what_the_status_says_is_saved_is_less_by_what_audits_took(self, fleet: Fleet) -> None:
         free = copy.deepcopy(fleet)
         for worker in fleet.workers:

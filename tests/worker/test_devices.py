@@ -41,6 +41,7 @@ def test_a_device_that_is_not_here_is_refused_with_what_would_help(bundle: Bundl
     assert DEVICES[name].package in str(caught.value) and "spec.model.uri" in caught.value.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not missing(CUDA), reason="there is one here")
 def test_a_worker_without_the_bundles_gpu_stays_up_unready_and_tells_why(tmp_path: Path) -> None:
     folder = bundles.write_bundle(tmp_path / "bundle", executor=CUDA.executor)
