@@ -467,12 +467,17 @@ class Regular:
 
     async def go_to(self, now: float) -> None:
         self.now = max(now, self.now)
-        await asyncio.sleep(0.05)
+        await self.turns()
+
+    async def turns(self) -> None:
+        """As many turns of the loop as the list needs; it waits for nothing else."""
+        for _ in range(50):
+            await asyncio.sleep(0)
 
     def tell(self, story: Callable[[], Awaitable[None]]) -> None:
         async def run() -> None:
             relisting = asyncio.create_task(self.feed.relist_forever(self, (), tick=0.0))  # type: ignore[arg-type]
-            await asyncio.sleep(0.05)
+            await self.turns()
             await story()
             relisting.cancel()
 
