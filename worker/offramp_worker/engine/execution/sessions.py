@@ -28,6 +28,7 @@ from offramp_core.task import Answers, Task
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
+from offramp_worker.bundle.tensors import computes_in_halves
 from offramp_worker.devices import missing, open_session
 from offramp_worker.engine.execution.device_stages import chain_on
 from offramp_worker.engine.execution.execute import Runnable
@@ -43,6 +44,7 @@ FloatArray = npt.NDArray[np.float32]
 # far more.
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-3
+HALF_TOLERANCE = 2e-2  # float16 has eleven bits, and a stage fuses other operators than the whole graph does
 CACHED_STAGE_SETS = 2  # of a stable plan and a canary; each set has weights and threads of its own
 _UNSUPPORTED = partial(PlanRefusedError, Reason.UNSUPPORTED)
 
@@ -233,15 +235,16 @@ class Sessions:
         bundle, tap = self._bundle, self._taps[precision]
         reference, *heads = self._run(tap.session, bundle.probe_x)
         expected = dict(zip(tap.ramps, heads, strict=True))
+        tolerance = HALF_TOLERANCE if computes_in_halves(bundle.backbones[precision]) else ABSOLUTE_TOLERANCE
         features = x = bundle.probe_x
         for stage in stages:
             features, head_outputs = stage.run(features, x)
             for j, (logits, _) in zip(stage.ramps, head_outputs, strict=True):
-                if j in expected and not _close(logits, expected[j]):
+                if j in expected and not _close(logits, expected[j], tolerance):
                     raise PlanRefusedError(
                         Reason.UNSUPPORTED, f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"
                     )
-        if not _close(features, reference):
+        if not _close(features, reference, tolerance):
             raise PlanRefusedError(Reason.UNSUPPORTED, "the plan's stages do not reproduce the probe at the output")
 
     def _session(self, model: onnx.ModelProto, file: str, *, optimised: bool = False) -> Any:
@@ -292,8 +295,8 @@ def reproduces(logits: Array, expected: Array, task: Task) -> bool:
     return same and (not task.names_classes or _same_answers(logits, expected, task))
 
 
-def _close(value: Array, expected: Array) -> bool:
-    return bool(np.allclose(value, expected, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE * _scale(expected)))
+def _close(value: Array, expected: Array, tolerance: float = ABSOLUTE_TOLERANCE) -> bool:
+    return bool(np.allclose(value, expected, rtol=RELATIVE_TOLERANCE, atol=tolerance * _scale(expected)))
 
 
 def _scale(expected: Array) -> float:
