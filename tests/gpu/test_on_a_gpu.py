@@ -12,13 +12,16 @@ import bundles  # type: ignore[import-not-found]
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 from processes import WorkerProcess, document, eventually, plan_for  # type: ignore[import-not-found]
 
+from offramp_core.columns import chain
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.devices import Device
+from offramp_worker.devices import CUDA, Device, open_session
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.precision import judging
 from offramp_worker.prepare.progress import Reporter
 
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3}
@@ -103,10 +106,11 @@ def test_a_worker_on_a_gpu_lets_the_same_rows_leave_with_the_same_answers(
     np.testing.assert_array_equal(np.array(left)[clear], leaves[clear])
 
 
-def test_prepare_measures_where_the_bundle_will_be_served(cpu_dir: Path, device: Device, tmp_path: Path) -> None:
+@pytest.fixture
+def request_(cpu_dir: Path, device: Device, tmp_path: Path) -> PrepareRequest:
     np.savez(tmp_path / "data.npz", x=bundles.inputs(700, seed=9))
     onnx.save(onnx.load(str(cpu_dir / "backbone.onnx")), str(tmp_path / "model.onnx"))
-    request = PrepareRequest(
+    return PrepareRequest(
         model=str(tmp_path / "model.onnx"),
         data=str(tmp_path / "data.npz"),
         out=tmp_path / "bundle",
@@ -115,10 +119,13 @@ def test_prepare_measures_where_the_bundle_will_be_served(cpu_dir: Path, device:
         profile_seconds=0.1,
         compile_limit=0,
     )
-    report = prepare_bundle(request, Reporter())
-    bundle = load_bundle(tmp_path / "bundle")
+
+
+def test_prepare_measures_where_the_bundle_will_be_served(request_: PrepareRequest, device: Device) -> None:
+    report = prepare_bundle(replace(request_, precision="exact"), Reporter())
+    bundle = load_bundle(request_.out)
     assert bundle.profile.executor == device.executor and bundle.device == device
-    assert not bundle.manifest.precisions  # int8 is for CPUs
+    assert not bundle.manifest.precisions
     depths = [ramp.depth for ramp in bundle.ramps if ramp.tensor != bundle.manifest.inputs[0].name]
     # Segments that nobody waits for seem to take no time, and all depths are 0.
     assert depths == sorted(depths) and depths[0] > 0.03 and depths[-1] < 1.0
@@ -127,6 +134,57 @@ def test_prepare_measures_where_the_bundle_will_be_served(cpu_dir: Path, device:
     sessions = Sessions(bundle, threads=1)
     stages = sessions.stages(range(len(bundle.columns)))
     np.testing.assert_allclose(_through(stages, x, [None] * len(stages))[-1], sessions.exact(x), **CLOSE)
+
+
+def test_fp16_is_a_precision_where_the_gpu_computes_in_it_and_refused_by_name_elsewhere(
+    request_: PrepareRequest, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "WORTHWHILE", 1e9)  # on so small a model it may save nothing
+    report = prepare_bundle(request_, Reporter())
+    bundle = load_bundle(request_.out)
+    (fp16,) = report.approximations
+    assert fp16.name == "fp16"
+    if not _computes_in_halves(device):
+        assert device is not CUDA
+        assert not bundle.manifest.precisions
+        assert fp16.refused.startswith(f"it does not run on {device.name}: ")
+        return
+    assert [spec.name for spec in bundle.manifest.precisions] == ["fp16"], fp16.refused
+    assert fp16.disagreement is not None and fp16.disagreement < 0.05
+    sessions, x = Sessions(bundle, threads=1), np.load(request_.data)["x"][-64:]
+    said = sessions.tapped(x)
+    with np.load(request_.out / "records.npz") as records:
+        np.testing.assert_allclose(said.uncertainty, records["uncertainty"][-64:], atol=5 * NARROW)
+        assert (said.prediction == records["prediction"][-64:]).mean() > 0.98
+    own = chain([column.precision for column in bundle.columns], "fp16")
+    assert any(bundle.columns[j].precision == "fp16" for j in own)
+    stages = sessions.stages(own, "fp16")
+    answers = _through(stages, x, [None] * len(stages))[-1].argmax(axis=1)
+    assert (answers == said.finals["fp16"]).mean() > 0.98
+    with WorkerProcess(request_.out) as worker:
+        plan = plan_for(request_.out, precision="fp16")
+        assert worker.deliver(document(plan, accuracy_budget=0.99)).status_code == 200
+        served = [int(worker.infer(row[None])["label"][0]) for row in x]
+    assert (np.array(served) == said.finals["fp16"]).mean() > 0.95
+
+
+def _computes_in_halves(device: Device) -> bool:
+    half = onnx.TensorProto.FLOAT16
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 8]) for name in "xy")
+    nodes = [
+        helper.make_node("Cast", ["x"], ["narrow"], to=half),
+        helper.make_node("MatMul", ["narrow", "w"], ["product"]),
+        helper.make_node("Cast", ["product"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    weight = numpy_helper.from_array(np.eye(8, dtype=np.float16), "w")
+    graph = helper.make_graph(nodes, "product", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    try:
+        with device.turn:
+            session = open_session(model, threads=1, device=device)
+            return bool(session.run(None, {"x": np.ones((2, 8), np.float32)})[0].all())
+    except Exception:  # ONNX Runtime raises bare exceptions of its C++ side
+        return False
 
 
 def _through(stages: Sequence[Runnable], x: Any, kept: Sequence[Sequence[int] | None]) -> list[Any]:

@@ -1,7 +1,7 @@
 """fp16 as a precision of the backbone: what the graph is, when it is refused, and a bundle that has it.
 
-GPUs are where it is tried. Its graph runs on CPUs as well, where ONNX Runtime computes in float32 between casts, so what
-is made, cut, recorded and served is tested here, and what a GPU says of it in ``tests/gpu``.
+GPUs are where it is tried. Its graph runs on CPUs as well, where ONNX Runtime computes in float32 between casts, so
+what is made, cut, recorded and served is tested here, and what a GPU says of it in ``tests/gpu``.
 """
 
 from __future__ import annotations
