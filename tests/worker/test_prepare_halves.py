@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import bundles
 import inputs
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ from rich.console import Console
 from tests.worker.texts import PAD, text_model, texts
 
 from offramp_core.columns import chain
+from offramp_core.errors import InvalidBundleError
 from offramp_core.records import records_from_arrays
 from offramp_worker.bundle.graph import with_outputs
 from offramp_worker.bundle.load import Bundle, load_bundle
@@ -199,6 +201,17 @@ def instead(model: onnx.ModelProto, operator: str) -> onnx.ModelProto:
         node.output[:] = ["before" if name == value.name else name for name in node.output]
     other.graph.node.append(helper.make_node(operator, ["before"], [value.name]))
     return other
+
+
+def test_a_bundle_whose_ramps_would_read_float16_is_refused_by_the_file(tmp_path: Path) -> None:
+    whole = onnx.load(bundles.write_wide_bundle(tmp_path / "fp32") / "backbone.onnx")
+    cuts = [f"c{i}" for i in range(3)]
+    folder = bundles.write_wide_bundle(tmp_path / "fp16", int8_model=half_model(whole, cuts=cuts))
+    assert load_bundle(folder).shapes.keys() >= set(cuts)
+    (folder / "backbone.int8.onnx").write_bytes(half_model(whole, cuts=cuts[:1]).SerializeToString())
+    bundles.write_manifest(folder, bundles.WIDE_RAMPS, bundles.WIDE_PRECISIONS)
+    with pytest.raises(InvalidBundleError, match=r"^backbone\.int8\.onnx: .*float16"):
+        load_bundle(folder)
 
 
 def test_gpus_try_fp16_and_cpus_int8() -> None:
