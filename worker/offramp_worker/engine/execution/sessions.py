@@ -117,7 +117,7 @@ class Sessions:
         """What the model says, and what every column of a record does.
 
         A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision,
-        and that is its message.
+        and that is its message. So is one that overflows at a lower precision answered.
         """
         outputs: dict[int, FloatArray] = {j: self._run(session, x)[0] for j, session in self._sides.items()}
         whole: dict[Precision, FloatArray] = {}
@@ -130,8 +130,10 @@ class Sessions:
         usual = self.usual.rows(x)
         odd = np.empty(0, np.intp) if usual is None else np.flatnonzero(~usual)
         finals = {precision: self._task.answers(logits) for precision, logits in whole.items()}
-        for answers in finals.values():
+        for precision, answers in finals.items():
             answers[odd] = finals[EXACT][odd]
+            lost = ~np.isfinite(whole[precision]).all(axis=1)
+            answers[lost] = finals[EXACT][lost]
         if not columns:
             none = self._task.blank(len(x))[:, None][:, :0]
             return Scores(whole[EXACT], np.empty((len(x), 0), np.float32), none, finals)
