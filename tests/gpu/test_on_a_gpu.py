@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from processes import WorkerProcess, document, eventually, plan_for  # type: ignore[import-not-found]
 
 from offramp_core.columns import chain
+from offramp_core.precision import EXACT
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import CUDA, Device, open_session
 from offramp_worker.engine.execution.execute import Runnable
@@ -23,6 +24,7 @@ from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.precision import judging
 from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.report import PrepareReport
 
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3}
 THRESHOLD, NARROW = 0.5, 0.01  # rows whose uncertainty lies closer to the threshold may go either way by rounding
@@ -106,14 +108,16 @@ def test_a_worker_on_a_gpu_lets_the_same_rows_leave_with_the_same_answers(
     np.testing.assert_array_equal(np.array(left)[clear], leaves[clear])
 
 
-@pytest.fixture
-def request_(cpu_dir: Path, device: Device, tmp_path: Path) -> PrepareRequest:
-    np.savez(tmp_path / "data.npz", x=bundles.inputs(700, seed=9))
-    onnx.save(onnx.load(str(cpu_dir / "backbone.onnx")), str(tmp_path / "model.onnx"))
+@pytest.fixture(scope="module")
+def request_(cpu_dir: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
+    folder = tmp_path_factory.mktemp("prepared")
+    np.savez(folder / "data.npz", x=bundles.inputs(700, seed=9))
+    onnx.save(onnx.load(str(cpu_dir / "backbone.onnx")), str(folder / "model.onnx"))
     return PrepareRequest(
-        model=str(tmp_path / "model.onnx"),
-        data=str(tmp_path / "data.npz"),
-        out=tmp_path / "bundle",
+        model=str(folder / "model.onnx"),
+        data=str(folder / "data.npz"),
+        out=folder / "bundle",
+        name="tiny",
         device=device.name,
         head_share=0.5,
         profile_seconds=0.1,
@@ -121,27 +125,30 @@ def request_(cpu_dir: Path, device: Device, tmp_path: Path) -> PrepareRequest:
     )
 
 
-def test_prepare_measures_where_the_bundle_will_be_served(request_: PrepareRequest, device: Device) -> None:
-    report = prepare_bundle(replace(request_, precision="exact"), Reporter())
-    bundle = load_bundle(request_.out)
+@pytest.fixture(scope="module")
+def report(request_: PrepareRequest) -> PrepareReport:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "WORTHWHILE", 1e9)  # on so small a model fp16 may save nothing
+        return prepare_bundle(request_, Reporter())
+
+
+def test_prepare_measures_where_the_bundle_will_be_served(report: PrepareReport, device: Device) -> None:
+    bundle = load_bundle(report.out)
     assert bundle.profile.executor == device.executor and bundle.device == device
-    assert not bundle.manifest.precisions
-    depths = [ramp.depth for ramp in bundle.ramps if ramp.tensor != bundle.manifest.inputs[0].name]
+    depths = [r.depth for r in bundle.ramps if r.tensor != bundle.manifest.inputs[0].name and r.precision != "fp16"]
     # Segments that nobody waits for seem to take no time, and all depths are 0.
     assert depths == sorted(depths) and depths[0] > 0.03 and depths[-1] < 1.0
     assert device.name in report.executors.missing["torch-eager"]
     x = bundles.inputs(5, seed=11)
     sessions = Sessions(bundle, threads=1)
-    stages = sessions.stages(range(len(bundle.columns)))
+    stages = sessions.stages(chain([column.precision for column in bundle.columns], EXACT))
     np.testing.assert_allclose(_through(stages, x, [None] * len(stages))[-1], sessions.exact(x), **CLOSE)
 
 
 def test_fp16_is_a_precision_where_the_gpu_computes_in_it_and_refused_by_name_elsewhere(
-    request_: PrepareRequest, device: Device, monkeypatch: pytest.MonkeyPatch
+    report: PrepareReport, request_: PrepareRequest, device: Device
 ) -> None:
-    monkeypatch.setattr(judging, "WORTHWHILE", 1e9)  # on so small a model it may save nothing
-    report = prepare_bundle(request_, Reporter())
-    bundle = load_bundle(request_.out)
+    bundle = load_bundle(report.out)
     (fp16,) = report.approximations
     assert fp16.name == "fp16"
     if not _computes_in_halves(device):
@@ -153,16 +160,15 @@ def test_fp16_is_a_precision_where_the_gpu_computes_in_it_and_refused_by_name_el
     assert fp16.disagreement is not None and fp16.disagreement < 0.05
     sessions, x = Sessions(bundle, threads=1), np.load(request_.data)["x"][-64:]
     said = sessions.tapped(x)
-    with np.load(request_.out / "records.npz") as records:
+    with np.load(report.out / "records.npz") as records:
         np.testing.assert_allclose(said.uncertainty, records["uncertainty"][-64:], atol=5 * NARROW)
         assert (said.prediction == records["prediction"][-64:]).mean() > 0.98
     own = chain([column.precision for column in bundle.columns], "fp16")
-    assert any(bundle.columns[j].precision == "fp16" for j in own)
     stages = sessions.stages(own, "fp16")
     answers = _through(stages, x, [None] * len(stages))[-1].argmax(axis=1)
     assert (answers == said.finals["fp16"]).mean() > 0.98
-    with WorkerProcess(request_.out) as worker:
-        plan = plan_for(request_.out, precision="fp16")
+    with WorkerProcess(report.out) as worker:
+        plan = plan_for(report.out, precision="fp16")
         assert worker.deliver(document(plan, accuracy_budget=0.99)).status_code == 200
         served = [int(worker.infer(row[None])["label"][0]) for row in x]
     assert (np.array(served) == said.finals["fp16"]).mean() > 0.95
