@@ -326,7 +326,7 @@ def sensitive_network() -> Backbone:
 @pytest.mark.slow
 def test_a_layer_that_integers_spoil_stays_in_float_and_the_rest_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are given: what a tiny network takes on integers is not what this is about."""
-    monkeypatch.setattr(quantizing, "time_jobs", lambda jobs, **_: {n: 1.0 if n == "fp32" else 0.5 for n in jobs})
+    monkeypatch.setattr(judging, "time_jobs", lambda jobs, **_: {n: 1.0 if n == "fp32" else 0.5 for n in jobs})
     network = sensitive_network()
     x = SENSITIVE_ROWS
     without = choose_quantized(network, x, seed=0, threads=1, seconds=0.1)
