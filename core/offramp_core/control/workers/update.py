@@ -136,6 +136,8 @@ def next_update(view: UpdateView) -> Update:
     refused = f"no room for one worker more: {view.refused.endpoint.name}: {view.refused.endpoint.failure}"
     if view.waited_seconds(status.no_room_at) < view.policy.surge_deadline_seconds:
         return Update(status, Reason.WAITING_FOR_ROOM, f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
+    if view.refused.endpoint.offered_nowhere:  # its failure says what to do; no old worker's leaving would help
+        return Update(status, Reason.NO_ROOM_TO_SURGE, f"{progress}; {refused}")
     return Update(status, Reason.NO_ROOM_TO_SURGE, f"{progress}; {refused}; {_next_step(view)}")
 
 
@@ -193,7 +195,8 @@ def _strategy(view: UpdateView, status: UpdateStatus) -> UpdateStrategy:
         return "Replace"
     since = status.no_room_at
     late = since is not None and view.waited_seconds(since) >= view.policy.surge_deadline_seconds
-    return "Replace" if late and view.spare else "Surge"
+    in_vain = view.refused is not None and view.refused.endpoint.offered_nowhere
+    return "Replace" if late and view.spare and not in_vain else "Surge"
 
 
 def _broken_one_is_in_the_way(view: UpdateView) -> bool:
