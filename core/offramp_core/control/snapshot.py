@@ -22,9 +22,9 @@ class WorkerEndpoint:
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template
     the spec asks for now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says
     that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
-    worker's leaving may cure it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it was made of. ``admin_url`` is None while it has
-    no address. ``devices`` names what it asks for beside processors and memory, None where the platform hands out
-    nothing; ``unhealthy`` which of them the platform reports as that.
+    worker's leaving may cure it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it
+    was made of. ``admin_url`` is None while it has no address. ``devices`` names what it asks for beside processors and
+    memory, None where the platform hands out nothing; ``unhealthy`` says which of them the platform reports as that.
     """
 
     name: str
