@@ -105,7 +105,7 @@ def test_a_service_gets_the_only_gpu_keeps_it_through_an_update_and_serves_when_
         namespace,
         "second",
         "Ready",
-        f"no node has a free {GPU} (other pods use those of 1 node)",
+        f"no node has a free {GPU}, since other pods use those of 1 node",
         "end one of those pods",
         f"resources.limits of WorkerClass {one_gpu}",
     )

@@ -33,7 +33,7 @@ def fit_error(n: int, counted: str, *preemption: str) -> str:
     [
         pytest.param(
             fit_error(1, f"1 Insufficient {GPU}", f"1 {NO_VICTIMS}"),
-            f"no node has a free {GPU} (other pods use those of 1 node)",
+            f"no node has a free {GPU}, since other pods use those of 1 node",
             id="other pods have the only one",
         ),
         pytest.param(
@@ -41,7 +41,7 @@ def fit_error(n: int, counted: str, *preemption: str) -> str:
         ),
         pytest.param(
             fit_error(5, f"5 Insufficient {GPU}", f"2 {NO_VICTIMS}", f"3 {NOT_HELPFUL}"),
-            f"no node has a free {GPU} (other pods use those of 2 nodes)",
+            f"no node has a free {GPU}, since other pods use those of 2 nodes",
             id="some have it",
         ),
         pytest.param(
@@ -51,7 +51,7 @@ def fit_error(n: int, counted: str, *preemption: str) -> str:
         ),
         pytest.param(
             fit_error(3, f"1 node(s) were unschedulable, 2 Insufficient {GPU}", f"1 {NO_VICTIMS}", f"2 {NOT_HELPFUL}"),
-            f"no node has a free {GPU} (other pods use those of 1 node)",
+            f"no node has a free {GPU}, since other pods use those of 1 node",
             id="one is cordoned",
         ),
         pytest.param(
@@ -86,7 +86,7 @@ def test_a_shortage_of_several_says_how_many_and_what_of_a_class_where_to_change
         pod(asked="2", labels={CLASS_LABEL: "l4"}), fit_error(1, f"1 Insufficient {GPU}", f"1 {NO_VICTIMS}")
     )
     assert taken is not None
-    assert taken.cause == f"no node has 2 free {GPU} (other pods use those of 1 node)"
+    assert taken.cause == f"no node has 2 free {GPU}, since other pods use those of 1 node"
     assert "end one of those pods" in taken.remedy and "resources.limits of WorkerClass l4" in taken.remedy
     absent = shortage(pod(asked="2", what=MIG), fit_error(1, f"1 Insufficient {MIG}", f"1 {NOT_HELPFUL}"))
     assert absent is not None and absent.cause == f"no node offers 2 {MIG}"

@@ -295,7 +295,7 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
     "missing GPU": (
         _unscheduled(f"0/3 nodes are available: 3 Insufficient {GPU}. no new claims to deallocate, {NO_VICTIMS}"),
         "Unschedulable",
-        f"no node has a free {GPU} (other pods use those of 3 nodes) (0/3 nodes are available: 3 Insufficient "
+        f"no node has a free {GPU}, since other pods use those of 3 nodes (0/3 nodes are available: 3 Insufficient "
         f"{GPU}); end one of those pods, or add a node with one and its device plugin, or change "
         "spec.worker.resources.limits",
     ),
@@ -318,7 +318,7 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
             "are available: 1 Preemption is not helpful for scheduling, 2 No preemption victims found for incoming pod."
         ),
         "Unschedulable",
-        f"no node has a free {GPU} (other pods use those of 2 nodes) and nodes are tainted against these "
+        f"no node has a free {GPU}, since other pods use those of 2 nodes and nodes are tainted against these "
         "workers (0/3 nodes are available: 1 node(s) had untolerated "
         f"taint(s), 2 Insufficient {GPU}); end one of those pods, or add a node with one and its device plugin, or "
         "change spec.worker.resources.limits, or add the toleration to spec.worker.tolerations",

@@ -40,7 +40,7 @@ class Shortage:
         if self.offering is None:
             return f"no node has {free}"
         nodes = "1 node" if self.offering == 1 else f"{self.offering} nodes"
-        return f"no node has {free} (other pods use those of {nodes})"
+        return f"no node has {free}, since other pods use those of {nodes}"
 
     @property
     def remedy(self) -> str:
@@ -77,7 +77,7 @@ def shortage(pod: Object, message: str) -> Shortage | None:
     what = found["what"]
     asked = str((_resources(pod).get("limits") or {}).get(what, ""))
     name = (pod["metadata"].get("labels") or {}).get(CLASS_LABEL)
-    limits = "spec.worker.resources.limits" + (f" or in resources.limits of WorkerClass {name}" if name else "")
+    limits = "spec.worker.resources.limits" + (f" or resources.limits of WorkerClass {name}" if name else "")
     offering, elsewhere = _offering(message, what)
     return Shortage(what, int(asked) if asked.isdigit() else 1, offering, elsewhere, limits)
 
