@@ -12,14 +12,19 @@ import bundles  # type: ignore[import-not-found]
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 from processes import WorkerProcess, document, eventually, plan_for  # type: ignore[import-not-found]
 
+from offramp_core.columns import chain
+from offramp_core.precision import EXACT
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.devices import Device
+from offramp_worker.devices import CUDA, Device, open_session
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.precision import judging
 from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.report import PrepareReport
 
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3}
 THRESHOLD, NARROW = 0.5, 0.01  # rows whose uncertainty lies closer to the threshold may go either way by rounding
@@ -103,30 +108,89 @@ def test_a_worker_on_a_gpu_lets_the_same_rows_leave_with_the_same_answers(
     np.testing.assert_array_equal(np.array(left)[clear], leaves[clear])
 
 
-def test_prepare_measures_where_the_bundle_will_be_served(cpu_dir: Path, device: Device, tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", x=bundles.inputs(700, seed=9))
-    onnx.save(onnx.load(str(cpu_dir / "backbone.onnx")), str(tmp_path / "model.onnx"))
-    request = PrepareRequest(
-        model=str(tmp_path / "model.onnx"),
-        data=str(tmp_path / "data.npz"),
-        out=tmp_path / "bundle",
+@pytest.fixture(scope="module")
+def request_(cpu_dir: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
+    folder = tmp_path_factory.mktemp("prepared")
+    np.savez(folder / "data.npz", x=bundles.inputs(700, seed=9))
+    onnx.save(onnx.load(str(cpu_dir / "backbone.onnx")), str(folder / "model.onnx"))
+    return PrepareRequest(
+        model=str(folder / "model.onnx"),
+        data=str(folder / "data.npz"),
+        out=folder / "bundle",
+        name="tiny",
         device=device.name,
         head_share=0.5,
         profile_seconds=0.1,
         compile_limit=0,
     )
-    report = prepare_bundle(request, Reporter())
-    bundle = load_bundle(tmp_path / "bundle")
+
+
+@pytest.fixture(scope="module")
+def report(request_: PrepareRequest) -> PrepareReport:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "WORTHWHILE", 1e9)  # on so small a model fp16 may save nothing
+        return prepare_bundle(request_, Reporter())
+
+
+def test_prepare_measures_where_the_bundle_will_be_served(report: PrepareReport, device: Device) -> None:
+    bundle = load_bundle(report.out)
     assert bundle.profile.executor == device.executor and bundle.device == device
-    assert not bundle.manifest.precisions  # int8 is for CPUs
-    depths = [ramp.depth for ramp in bundle.ramps if ramp.tensor != bundle.manifest.inputs[0].name]
+    depths = [r.depth for r in bundle.ramps if r.tensor != bundle.manifest.inputs[0].name and r.precision != "fp16"]
     # Segments that nobody waits for seem to take no time, and all depths are 0.
     assert depths == sorted(depths) and depths[0] > 0.03 and depths[-1] < 1.0
     assert device.name in report.executors.missing["torch-eager"]
     x = bundles.inputs(5, seed=11)
     sessions = Sessions(bundle, threads=1)
-    stages = sessions.stages(range(len(bundle.columns)))
+    stages = sessions.stages(chain([column.precision for column in bundle.columns], EXACT))
     np.testing.assert_allclose(_through(stages, x, [None] * len(stages))[-1], sessions.exact(x), **CLOSE)
+
+
+def test_fp16_is_a_precision_where_the_gpu_computes_in_it_and_refused_by_name_elsewhere(
+    report: PrepareReport, request_: PrepareRequest, device: Device
+) -> None:
+    bundle = load_bundle(report.out)
+    (fp16,) = report.approximations
+    assert fp16.name == "fp16"
+    if not _computes_in_halves(device):
+        assert device is not CUDA
+        assert not bundle.manifest.precisions
+        assert fp16.refused.startswith(f"it does not run on {device.name}: ")
+        return
+    assert [spec.name for spec in bundle.manifest.precisions] == ["fp16"], fp16.refused
+    assert fp16.disagreement is not None and fp16.disagreement < 0.05
+    sessions, x = Sessions(bundle, threads=1), np.load(request_.data)["x"][-64:]
+    said = sessions.tapped(x)
+    with np.load(report.out / "records.npz") as records:
+        np.testing.assert_allclose(said.uncertainty, records["uncertainty"][-64:], atol=5 * NARROW)
+        assert (said.prediction == records["prediction"][-64:]).mean() > 0.98
+    own = chain([column.precision for column in bundle.columns], "fp16")
+    stages = sessions.stages(own, "fp16")
+    answers = _through(stages, x, [None] * len(stages))[-1].argmax(axis=1)
+    assert (answers == said.finals["fp16"]).mean() > 0.98
+    with WorkerProcess(report.out) as worker:
+        plan = plan_for(report.out, precision="fp16")
+        assert worker.deliver(document(plan, accuracy_budget=0.99)).status_code == 200
+        served = [int(worker.infer(row[None])["label"][0]) for row in x]
+    assert (np.array(served) == said.finals["fp16"]).mean() > 0.95
+
+
+def _computes_in_halves(device: Device) -> bool:
+    half = onnx.TensorProto.FLOAT16
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 8]) for name in "xy")
+    nodes = [
+        helper.make_node("Cast", ["x"], ["narrow"], to=half),
+        helper.make_node("MatMul", ["narrow", "w"], ["product"]),
+        helper.make_node("Cast", ["product"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    weight = numpy_helper.from_array(np.eye(8, dtype=np.float16), "w")
+    graph = helper.make_graph(nodes, "product", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    try:
+        with device.turn:
+            session = open_session(model, threads=1, device=device)
+            return bool(session.run(None, {"x": np.ones((2, 8), np.float32)})[0].all())
+    except Exception:  # ONNX Runtime raises bare exceptions of its C++ side
+        return False
 
 
 def _through(stages: Sequence[Runnable], x: Any, kept: Sequence[Sequence[int] | None]) -> list[Any]:

@@ -36,7 +36,7 @@ from offramp_worker.prepare.measuring.pricing import Priced
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.places.cuts import cut_vertices, graph_steps
 from offramp_worker.prepare.places.places import find_places
-from offramp_worker.prepare.precision import quantizing
+from offramp_worker.prepare.precision import judging, quantizing
 from offramp_worker.prepare.precision.calibration import Histogram, collect_histograms, value_range
 from offramp_worker.prepare.precision.quantizing import choose_quantized, quantized_models
 from offramp_worker.prepare.progress import Reporter
@@ -120,7 +120,7 @@ def test_logits_are_not_rounded(backbone: Backbone, static: onnx.ModelProto, row
 def test_a_model_that_int8_makes_no_faster_stays_at_fp32_and_says_so(
     backbone: Backbone, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantizing, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(judging, "WORTHWHILE", 0.0)
     chosen = choose_quantized(backbone, rows, seed=0, threads=1, seconds=0.1)
     assert chosen.model is None
     assert "of the fp32 time at best" in chosen.refused
@@ -129,8 +129,8 @@ def test_a_model_that_int8_makes_no_faster_stays_at_fp32_and_says_so(
 def test_an_int8_model_that_answers_differently_is_refused(
     backbone: Backbone, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantizing, "WORTHWHILE", ANY_SPEED)
-    monkeypatch.setattr(quantizing, "MAX_DISAGREEMENT", -1.0)
+    monkeypatch.setattr(judging, "WORTHWHILE", ANY_SPEED)
+    monkeypatch.setattr(judging, "MAX_DISAGREEMENT", -1.0)
     assert "of the rows differently" in choose_quantized(backbone, rows, seed=0, threads=1, seconds=0.1).refused
 
 
@@ -139,9 +139,9 @@ def test_the_bytes_depend_on_the_seed_alone(backbone: Backbone, rows: np.ndarray
     onnx.save(backbone.model, tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", rows[:120])
     script = (
-        "import sys, hashlib, numpy as np; from offramp_worker.prepare.precision import quantizing as q\n"
+        "import sys, hashlib, numpy as np; from offramp_worker.prepare.precision import judging, quantizing as q\n"
         "from offramp_worker.prepare.source.sources import load_backbone\n"
-        f"q.WORTHWHILE = {ANY_SPEED}; x = np.load(sys.argv[2]); b = load_backbone(sys.argv[1], x)\n"
+        f"judging.WORTHWHILE = {ANY_SPEED}; x = np.load(sys.argv[2]); b = load_backbone(sys.argv[1], x)\n"
         "c = q.choose_quantized(b, x, cuts=['relu'], seed=3, threads=1, seconds=0.1)\n"
         "print(c.method, hashlib.sha256(c.model.SerializeToString(deterministic=True)).hexdigest())"
     )
@@ -211,7 +211,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
 @pytest.fixture(scope="module")
 def report(request_: PrepareRequest) -> PrepareReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantizing, "WORTHWHILE", ANY_SPEED)
+        patch.setattr(judging, "WORTHWHILE", ANY_SPEED)
         patch.setattr("offramp_worker.prepare.precision.precisions.cannot_pay", lambda _worth: "")
         return prepare_bundle(request_, Reporter(quiet=True))
 

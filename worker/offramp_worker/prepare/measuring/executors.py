@@ -22,6 +22,7 @@ import numpy.typing as npt
 import onnx
 
 from offramp_core.bundle import TensorSpec
+from offramp_core.precision import EXACT
 from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.devices import CPU, Device, open_session
 from offramp_worker.prepare.measuring.profiling import Job, time_jobs
@@ -29,7 +30,8 @@ from offramp_worker.prepare.measuring.profiling import Job, time_jobs
 BATCH_SIZES = (1, 4, 16, 32)
 COMPILE_LIMIT = 60.0
 MUCH_FASTER = 0.9
-ORT_FP32, ORT_INT8 = "onnxruntime-fp32", "onnxruntime-int8"
+ORT = "onnxruntime-"  # and a precision
+ORT_FP32 = f"{ORT}{EXACT}"
 EAGER, COMPILED = "torch-eager", "torch-compile"
 
 Array = npt.NDArray[Any]
