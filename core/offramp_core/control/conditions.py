@@ -316,7 +316,8 @@ def _devices(facts: Facts) -> list[Condition]:
     if not found:
         return []
     told = (f"{e.name} {'serves' if e.ready else 'does not serve'} with {e.unhealthy}" for e in found)
-    message = f"{'; '.join(told)}; see to the device, its driver and its plugin there, or delete the pod where another is free"
+    remedy = "see to the device, its driver and its plugin there, or delete the pod where another device is free"
+    message = f"{'; '.join(told)}; {remedy}"
     return [_condition(ConditionType.DEVICES_HEALTHY, "False", Reason.DEVICE_UNHEALTHY, message)]
 
 
