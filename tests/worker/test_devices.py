@@ -47,6 +47,7 @@ def test_a_worker_without_the_bundles_gpu_stays_up_unready_and_tells_why(tmp_pat
     with WorkerProcess(folder, wait_ready=False) as worker:
         state = eventually(lambda: s if (s := worker.state()).message else None, what="the reason")
         assert not state.ready and "onnxruntime-gpu" in state.message
+        assert state.missing_device == "cuda"
         assert worker.public.get("/v2/health/live").status_code == 200
         assert worker.public.get("/v2/health/ready").status_code == 503
 

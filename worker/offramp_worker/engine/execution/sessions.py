@@ -89,7 +89,8 @@ class Sessions:
         """
         self._bundle, self._device = bundle, bundle.device
         if reason := missing(self._device):
-            raise InvalidBundleError.elsewhere(f"{PROFILE_FILE}: measured with {self._device.executor}, but {reason}")
+            message = f"{PROFILE_FILE}: measured with {self._device.executor}, but {reason}"
+            raise InvalidBundleError.elsewhere(message, device=self._device.name)
         self.threads = threads
         self._lock = threading.Lock()
         self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[StageSession, ...]] = OrderedDict()
