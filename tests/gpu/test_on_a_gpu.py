@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from processes import WorkerProcess, document, eventually, plan_for  # type: ignore[import-not-found]
 
 from offramp_core.columns import chain
+from offramp_core.errors import InvalidBundleError
 from offramp_core.precision import EXACT
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import CUDA, Device, open_session
@@ -23,6 +24,7 @@ from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.precision import judging
+from offramp_worker.prepare.precision.halving import half_model
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport
 
@@ -61,6 +63,27 @@ def test_a_small_model_at_the_input_runs_on_the_gpu_too_and_ramp_sets_share_what
     for sessions in (gpu, again):
         for one, other in zip(_through(sessions.stages(active), x, [(0, 1, 4), None, (1,)]), expected, strict=True):
             np.testing.assert_allclose(one, other, **CLOSE)
+
+
+def test_a_form_in_half_precision_says_stage_by_stage_what_it_says_in_one_piece(
+    device: Device, cpu_dir: Path, tmp_path: Path
+) -> None:
+    whole = onnx.load(str(cpu_dir / "backbone.onnx"))
+    half = half_model(whole, cuts=[f"c{i}" for i in range(3)])
+    bundle = load_bundle(bundles.write_wide_bundle(tmp_path / "wide", int8_model=half))
+    bundle = replace(bundle, profile=replace(bundle.profile, executor=device.executor))
+    if not _computes_in_halves(device):
+        assert device is not CUDA
+        with pytest.raises(InvalidBundleError, match=r"^backbone\.int8\.onnx: "):
+            Sessions(bundle, threads=1)
+        return
+    sessions, x = Sessions(bundle, threads=1), bundles.inputs(7, seed=5)
+    said = sessions.tapped(x)
+    active = chain([column.precision for column in bundle.columns], "int8")
+    stages = sessions.stages(active, "int8")
+    logits = _through(stages, x, [(0, 2, 5)])[-1]
+    np.testing.assert_allclose(logits, said.logits[[0, 2, 5]], atol=2e-2 * np.abs(said.logits).max())
+    assert (said.finals["int8"] == said.finals["fp32"]).mean() > 0.8
 
 
 def test_features_stay_in_the_gpus_memory_from_stage_to_stage(gpu: Sessions) -> None:
@@ -112,7 +135,9 @@ def test_a_worker_on_a_gpu_lets_the_same_rows_leave_with_the_same_answers(
 def request_(cpu_dir: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
     folder = tmp_path_factory.mktemp("prepared")
     np.savez(folder / "data.npz", x=bundles.inputs(700, seed=9))
-    onnx.save(onnx.load(str(cpu_dir / "backbone.onnx")), str(folder / "model.onnx"))
+    model = onnx.load(str(cpu_dir / "backbone.onnx"))
+    # A fast GPU runs so small a model in the time of a head, and no exit would pay; one in software takes its time.
+    onnx.save(deeper(model, blocks=24) if device is CUDA else model, str(folder / "model.onnx"))
     return PrepareRequest(
         model=str(folder / "model.onnx"),
         data=str(folder / "data.npz"),
@@ -123,6 +148,28 @@ def request_(cpu_dir: Path, device: Device, tmp_path_factory: pytest.TempPathFac
         profile_seconds=0.1,
         compile_limit=0,
     )
+
+
+def deeper(model: onnx.ModelProto, *, blocks: int) -> onnx.ModelProto:
+    """The tests' model with residual blocks behind its convolutions, which change its features little."""
+    graph = model.graph
+    kernel = numpy_helper.to_array(next(tensor for tensor in graph.initializer if tensor.name == "k2"))
+    graph.initializer.append(numpy_helper.from_array(kernel * np.float32(0.05), "small"))
+    pooling = next(node for node in graph.node if node.op_type == "GlobalAveragePool")
+    source, nodes = pooling.input[0], []
+    for i in range(blocks):
+        nodes += [
+            helper.make_node("Conv", [source, "small"], [f"conv{i}"], pads=[1, 1, 1, 1]),
+            helper.make_node("Add", [source, f"conv{i}"], [f"sum{i}"]),
+            helper.make_node("Relu", [f"sum{i}"], [f"block{i}"]),
+        ]
+        source = f"block{i}"
+    pooling.input[0] = source
+    before = list(graph.node)
+    at = before.index(pooling)
+    del graph.node[:]
+    graph.node.extend([*before[:at], *nodes, *before[at:]])
+    return model
 
 
 @pytest.fixture(scope="module")
