@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,9 @@ def bench_files(module: str) -> set[Path]:
     while waiting:
         for path in _files(waiting.pop()) - found:
             found.add(path)
-            waiting += [name for name in _imported(path) if name.partition(".")[0] in ("bench", LABORATORY)]
+            waiting += [
+                name for name in _imported(path.read_bytes()) if name.partition(".")[0] in ("bench", LABORATORY)
+            ]
     return found
 
 
@@ -126,9 +129,14 @@ def _files(module: str) -> set[Path]:
     return set(origin.parent.glob("**/*.py"))
 
 
-def _imported(path: Path) -> Iterator[str]:
+@cache
+def _imported(source: bytes) -> tuple[str, ...]:
     """Modules, also those that functions import; a name that is no module stands for the one that it comes from."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    return tuple(_imports(ast.parse(source)))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

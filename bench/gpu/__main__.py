@@ -23,7 +23,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnxruntime as ort
 from rich.console import Console
 
@@ -35,12 +34,14 @@ from bench.report.gpu import page
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import CUDA, CUDA_TF32, WEBGPU, Device, missing
 from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.prepare.precision.halving import half_model
 
 Json = dict[str, Any]
 OUT = Path("build/bench/gpu.json")
-PROFILE_SECONDS, SERVE_SECONDS = 3.0, 4.0
+PROFILE_SECONDS, SERVE_SECONDS = 3.0, 3.0
 PROFILED = (1, 8, 32, 128)
 SHARES = (0.0, 0.3, 0.6, 0.9)
+HALF = " fp16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,49 +98,39 @@ class Measured:
         return batch.batch_size / batch.exact_seconds
 
 
-def half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model at fp16, its input and output as they were."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return convert_float_to_float16(copy, keep_io_types=True, disable_shape_infer=True)
-
-
 def forms(measured: Measured) -> Json:
     """Milliseconds of the whole model by arithmetic and batch size."""
     subject, device = measured.subject, measured.device
     stages = {"fp32": timing.whole(subject.model, device)}
     if device.is_cuda:
-        stages["tf32"] = timing.whole(subject.model, replace(CUDA_TF32))
-        stages["fp16"] = timing.whole(half(subject.model), device)
+        stages["tf32"] = timing.whole(subject.model, CUDA_TF32)
+        stages["fp16"] = timing.whole(half_model(subject.model, cuts=()), device)
     return timing.by_size(stages, measured.x, measured.scale.sizes)
 
 
 def parts(all_measured: dict[str, Measured], scale: Scale) -> dict[str, Callable[[], Any]]:
     """Each part by its name, in the order in which it is worth its time."""
     found: dict[str, Callable[[], Any]] = {}
-    for name, m in all_measured.items():
-        if m.device is CUDA_TF32:
-            continue
-        found[f"{name}: agreement"] = lambda m=m: timing.agreement(m.subject, m.device, rows=8)
-        found[f"{name}: sizes"] = lambda m=m: forms(m)
-        found[f"{name}: alternating"] = lambda m=m: timing.alternating(
-            m.subject.model, m.device, m.x, *scale.alternating
-        )
     sizes = scale.served_sizes
     for name, m in all_measured.items():
+        if not name.endswith(HALF):
+            found[f"{name}: agreement"] = lambda m=m: timing.agreement(m.subject, m.device, rows=8)
+            found[f"{name}: sizes"] = lambda m=m: forms(m)
         found[f"{name}: ramps"] = lambda m=m: timing.ramps(m.sessions, m.bundle, m.x, sizes)
         found[f"{name}: exits"] = lambda m=m: timing.exits(m.sessions, m.bundle, m.x, sizes=sizes[1:], shares=SHARES)
         found[f"{name}: kernels"] = lambda m=m: timing.kernels(m.bundle, m.device, m.x, sizes)
-    for name, m in all_measured.items():
-        found[f"{name}: serve"] = lambda m=m: serving.under_load(
-            m.folder, m.x[:64], capacity=m.capacity(), seconds=SERVE_SECONDS, share=SHARES[2]
-        )
     first = next(iter(all_measured.values()))
     if first.device.is_cuda:
         found["memory"] = lambda: serving.memory(first.subject, first.device)
         found["no room"] = lambda: serving.without_room(first.folder)
+    for name, m in all_measured.items():
+        if not name.endswith(HALF):
+            found[f"{name}: alternating"] = lambda m=m: timing.alternating(
+                m.subject.model, m.device, m.x, *scale.alternating
+            )
+            found[f"{name}: serve"] = lambda m=m: serving.under_load(
+                m.folder, m.x[:64], capacity=m.capacity(), seconds=SERVE_SECONDS, share=SHARES[2]
+            )
     return found
 
 
@@ -182,8 +173,11 @@ def main(arguments: list[str]) -> None:
         subjects = {name: make(small=options.small) for name, make in SUBJECTS.items()}
         kinds = {f"{n} fp32": (s, device) for n, s in subjects.items()}
         if device.is_cuda:
-            kinds["vit-b tf32"] = subjects["vit-b"], CUDA_TF32
-        everything = {name: Measured(s, d, scale, Path(folder)) for name, (s, d) in kinds.items()}
+            halves = {name: replace(s, model=half_model(s.model, cuts=s.places)) for name, s in subjects.items()}
+            kinds = {
+                f"{n}{form}": (s[n], device) for n in subjects for form, s in ((" fp32", subjects), (HALF, halves))
+            }
+        everything = {name: Measured(s, d, scale, Path(folder) / name) for name, (s, d) in kinds.items()}
         wanted = {name: part for name, part in parts(everything, scale).items() if options.only in name}
         for name, part in wanted.items():
             results["parts"][name] = run(part) if time.monotonic() < ended else {"left out": "no time was left"}

@@ -25,7 +25,7 @@ from offramp_worker.devices import Device, open_session
 from offramp_worker.engine.execution.sessions import Sessions
 
 Json = dict[str, Any]
-LOADS = (0.3, 0.6, 0.9)
+LOADS = (0.3, 0.9)
 COMMAND = ("offramp_worker.main",)  # the worker's image has no command line
 LEFT_BYTES = 192 * 2**20
 SONAMES = ("libcudart.so.13", "libcudart.so.12")

@@ -126,19 +126,16 @@ class Plan:
         return lambda: list(run_stages(stages, batch, tests=tests, may_leave=None, regroups=regroups))
 
     def predicted(self, size: int, *, saving: bool) -> float:
-        """Seconds of a batch by the bundle's profile."""
-        most = padded_rows(size)
-        sizes = [0, *(padded_rows(n) if self._pads else n for n in range(1, most + 1))]
-        table = CostTable(self.bundle.profile, sizes=sizes)
-        seconds = np.array(table.stage_seconds([[j] for j in self.columns]))
+        """Seconds of a batch by the bundle's profile; of a stage that pads, for the rows that run."""
         stay = size - round(self.share * size)
-        if not saving or stay == size:
-            return float(seconds[:, size].sum())
-        return float(seconds[0, size] + table.regroup[size] + (seconds[1:, stay].sum() if stay else 0.0))
-
-    @property
-    def _pads(self) -> bool:
-        return any(stage.pads for stage in self.sessions.stages(self.columns))
+        first, *rest = self.sessions.stages(self.columns)
+        rows = [padded_rows(size) if first.pads else size]
+        carried = stay if saving and stay < size else size
+        rows += [(padded_rows(carried) if stage.pads else carried) if carried else 0 for stage in rest]
+        table = CostTable(self.bundle.profile, sizes=range(padded_rows(size) + 1))
+        seconds = table.stage_seconds([list(stage.ramps) for stage in (first, *rest[:-1])])
+        dropping = float(table.regroup[size]) if carried < size else 0.0
+        return dropping + sum(stage[n] for stage, n in zip(seconds, rows, strict=True) if n)
 
     def _regrouping(self, stages: Sequence[Runnable]) -> Regrouping:
         table = CostTable(self.bundle.profile, sizes=range(513))
@@ -148,19 +145,18 @@ class Plan:
 def ramps(sessions: Sessions, bundle: Bundle, x: FloatArray, sizes: Sequence[int]) -> Json:
     """Of a batch that nobody leaves: milliseconds without exits and, by the number of ramps in force, more than that,
     where all rows run to the output and where each decision is waited for."""
-    exact = sessions.exact_stage()
+    exact, counts = sessions.exact_stage(), sorted({1, 2, len(bundle.columns)})
     found: Json = {}
     for size in sizes:
         batch = x[:size]
         jobs: dict[Any, Callable[[], object]] = {"exact": _exact(exact, batch)}
-        for n in range(1, len(bundle.columns) + 1):
+        for n in counts:
             plan = Plan(sessions, bundle, tuple(range(n)), 0.0)
             jobs |= {(n, saving): plan.run(batch, saving=saving) for saving in (False, True)}
         took = medians(jobs)
         ways = {"results only": False, "compute saving": True}
         found[str(size)] = {"exact": took["exact"] * 1e3} | {
-            way: [1e3 * (took[n, saving] - took["exact"]) for n in range(1, len(bundle.columns) + 1)]
-            for way, saving in ways.items()
+            way: {str(n): 1e3 * (took[n, saving] - took["exact"]) for n in counts} for way, saving in ways.items()
         }
     return found
 

@@ -107,7 +107,10 @@ SideOption = Annotated[
     list[str] | None, typer.Option(help="A small model to put in front, a URI like --model's; may be given again.")
 ]
 PrecisionOption = Annotated[
-    str, typer.Option(help="auto: int8 as well, where it is faster and disagrees little (CPUs); exact: fp32 alone.")
+    str,
+    typer.Option(
+        help="auto: int8 (CPUs) or fp16 (GPUs) as well, where it is faster and disagrees little; exact: fp32 alone."
+    ),
 ]
 DeviceOption = Annotated[
     str, typer.Option(help="Where the bundle is measured and will be served: cpu, cuda or webgpu. --refresh keeps it.")

@@ -66,9 +66,11 @@ class InvalidSpecError(OfframpError, ValueError):
 
 
 class InvalidBundleError(OfframpError, ValueError):
-    """An exit bundle is broken, tampered with or foreign. The message names the file; ``remedy`` is the next step."""
+    """An exit bundle is broken, tampered with or foreign. The message names the file; ``remedy`` is the next step.
+    ``device`` is what a whole one was prepared for and does not find."""
 
     remedy = "pack what `offramp prepare` wrote once more and name it in spec.model.uri"
+    device = ""
 
     @classmethod
     def foreign(cls, message: str) -> InvalidBundleError:
@@ -78,9 +80,10 @@ class InvalidBundleError(OfframpError, ValueError):
         return error
 
     @classmethod
-    def elsewhere(cls, message: str) -> InvalidBundleError:
+    def elsewhere(cls, message: str, *, device: str) -> InvalidBundleError:
         """A whole bundle, but for a device that is not here."""
         error = cls(message)
+        error.device = device
         error.remedy = "or name a bundle in spec.model.uri that `offramp prepare` made for a device that is here"
         return error
 

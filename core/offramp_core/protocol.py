@@ -208,7 +208,8 @@ class WorkerState:
     refuses older ones. ``output`` is the task of its bundle, see :mod:`offramp_core.task`.
     ``stopped_tiers`` are those of ``stable_hash`` whose exits it switched off because their own detectors alarmed.
     ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready
-    worker is of its bundle.)
+    worker is of its bundle.) ``missing_device`` is the kind of device that its bundle was prepared for, where there is
+    none.
     """
 
     uid: str
@@ -236,6 +237,7 @@ class WorkerState:
     failing: str = ""
     output: str = "Top1"
     stopped_tiers: tuple[str, ...] = ()
+    missing_device: str = ""
 
 
 TimeName = Literal["latency", "first_token", "per_token"]

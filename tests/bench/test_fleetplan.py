@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from bench.fleetplan.judged import ahead, verdicts
 from bench.fleetplan.replays import shown_by_certificate
 from bench.fleetplan.runs import BEST_SINGLE, INFAAS, LARGEST, OURS, PROTEUS, policies, with_certificates
@@ -51,6 +52,7 @@ def test_a_certificate_is_a_test_at_its_part_of_the_allowance_and_no_share() -> 
     assert shown_by_certificate(38, 4000, 4) == 1.0
 
 
+@pytest.mark.slow
 def test_every_plan_of_the_menu_is_faster_in_larger_batches_and_the_bold_one_is_never_certified() -> None:
     task = Task(
         name="one",

@@ -24,7 +24,7 @@ LARGE = {"resources": {"limits": {"cpu": "200m", "memory": "600Mi"}}}
 OTHER = "sha256:" + "0" * 64
 # What is asked for next: spec.model or spec.worker, and what the condition must say of it.
 TROUBLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "missing GPU": ({"worker": GPU}, ("no node has a free nvidia.com/gpu", "spec.worker.resources.limits")),
+    "missing GPU": ({"worker": GPU}, ("no node offers nvidia.com/gpu", "spec.worker.resources.limits")),
     "missing bundle": (
         {"model": {"uri": "oci://registry.invalid/digits:1"}},
         ("the bundle registry.invalid/digits:1", "cannot be reached from node", "spec.model.uri"),

@@ -279,7 +279,7 @@ def test_a_single_row_waits_for_one_batch_of_however_many_large_requests(
     assert not row[0]
 
 
-@given(st.integers(2, 1024), st.integers(1, MAX_BATCH), st.integers(1, 3), st.integers(1, MAX_BATCH))
+@given(st.integers(2, 256), st.integers(1, MAX_BATCH), st.integers(1, 3), st.integers(1, MAX_BATCH))
 def test_a_large_request_ends_under_an_endless_stream_of_small_ones(
     rows: int, batch_rows: int, load: int, small: int
 ) -> None:

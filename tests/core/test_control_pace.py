@@ -86,7 +86,7 @@ def test_never_more_are_touched_than_the_proven_ones_allow_and_none_beside_a_fai
     assert sum(turns.standing.values()) == len(fleet)
 
 
-@given(n=st.integers(1, 300), bad=st.sets(st.integers(0, 299), max_size=3), seconds=st.integers(1, 90))
+@given(n=st.integers(1, 100), bad=st.sets(st.integers(0, 99), max_size=3), seconds=st.integers(1, 90))
 def test_a_sound_image_gets_everywhere_and_a_bad_one_no_further_than_those_under_way(
     n: int, bad: set[int], seconds: int
 ) -> None:

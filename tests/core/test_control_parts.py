@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 
 from offramp_core.control.codec import format_time, from_json, parse_time, to_json
 from offramp_core.control.conditions import Facts, conditions
-from offramp_core.control.objects import ArmTally, BothArms, Ledger, PinStatus, RolloutStatus, Service, StepRecord
+from offramp_core.control.objects import (
+    ArmTally,
+    BothArms,
+    Condition,
+    Ledger,
+    PinStatus,
+    RolloutStatus,
+    Service,
+    StepRecord,
+)
 from offramp_core.control.rollouts.gates import GateInput, read_gates
 from offramp_core.control.rollouts.ledger import BootReport, fold
-from offramp_core.control.snapshot import Load
+from offramp_core.control.snapshot import Load, Worker
 from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_duration, parse_spec
 from offramp_core.control.stable.audit import expected_rate, followed_rate, quiet_rate
 from offramp_core.control.workers.delivery import STALLING
@@ -471,6 +480,44 @@ def test_a_worker_whose_every_run_fails_is_in_trouble_of_its_own_and_not_its_bun
         with_endpoint(worker, failure="the worker ended with exit code 3", failure_reason="Error").trouble[0] == "Error"
     )
     assert with_endpoint(worker, ready=True).trouble == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("devices", "missing", "told"),
+    [
+        ((), "cuda", True),
+        (("nvidia.com/gpu",), "cuda", False),
+        (("claim gpu",), "cuda", False),
+        (None, "cuda", False),
+        ((), "", False),
+    ],
+    ids=["none", "a GPU", "a claim", "no cluster", "another fault"],
+)
+def test_a_bundle_for_a_device_that_workers_do_not_ask_for_is_told_as_that(
+    devices: tuple[str, ...] | None, missing: str, told: bool
+) -> None:
+    cause = "profile.json: measured with onnxruntime-cuda, but there is none"
+    state = WorkerState("u", "b", "s", "", False, "", "", (), {}, message=cause, missing_device=missing)
+    reason, message = worker_of("digits-0", ready=False, state=state, devices=devices).trouble
+    asked_for_none = "the bundle was prepared for cuda, and workers ask for no device"
+    assert reason == "InvalidBundle" and message.endswith(cause)
+    assert message.startswith(asked_for_none) is told and ("or in a WorkerClass" in message) is told
+
+
+def test_an_unhealthy_device_is_told_while_its_worker_serves_and_no_longer_than_that() -> None:
+    service = Service("default", "digits", "uid", 1, parse_spec(GOOD))
+    sick, well = "device gpu-0 of nvidia.com/gpu on node n1", worker_of("digits-1")
+
+    def told(*workers: Worker) -> dict[str, Condition]:
+        facts = Facts(service, workers, 0, None, (), PinStatus(), None, 0.0)
+        return {c.type: c for c in conditions(facts, settled_generation=1, observed=({}, 0, 0))}
+
+    found = told(worker_of("digits-0", unhealthy=sick), well)[ConditionType.DEVICES_HEALTHY]
+    assert (found.status, found.reason) == ("False", "DeviceUnhealthy")
+    assert found.message.startswith(f"digits-0 serves with {sick}; ")
+    failed = told(worker_of("digits-0", ready=False, unhealthy=sick))[ConditionType.DEVICES_HEALTHY]
+    assert failed.message.startswith(f"digits-0 does not serve with {sick}; ")
+    assert ConditionType.DEVICES_HEALTHY not in told(worker_of("digits-0"), well)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_what_cannot_be_true_is_left_out(wrong: RouteCounts) -> None:
             st.integers(-5, 10**6),
             st.integers(-5, 10**6),
         ),
-        max_size=60,
+        max_size=24,
     )
 )
 def test_whatever_workers_say_the_figures_are_bounded_and_finite(reports: list[RouteCounts]) -> None:

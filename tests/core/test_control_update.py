@@ -74,6 +74,12 @@ class TestRoom:
         found = update(old("a"), old("b"), refused(), before=WAITED)
         assert (found.status.strategy, found.reason) == ("Replace", "Replacing")
 
+    def test_for_a_device_that_no_node_has_none_is_taken_away_or_asked_for(self) -> None:
+        nowhere = new(no_room=True, offered_nowhere=True, **NO_ROOM)
+        found = update(old("a"), old("b"), nowhere, before=WAITED)
+        assert (found.status.strategy, found.reason) == ("Surge", "NoRoomToSurge")
+        assert "updatePolicy" not in update(old("a"), nowhere, before=WAITED, desired=1).message
+
     def test_room_that_came_and_went_is_waited_for_anew(self) -> None:
         starting = update(old("a"), old("b"), new(), before=WAITED)
         assert starting.status == UpdateStatus("Surge")

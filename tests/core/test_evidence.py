@@ -76,7 +76,7 @@ class TestOneArm:
         for k in (0, n // 2, n):
             assert math.isfinite(log_e_value(k, n, p0=p0))
 
-    @pytest.mark.parametrize("p0", [0.01, 0.05])
+    @pytest.mark.parametrize("p0", [pytest.param(0.01, marks=pytest.mark.slow), 0.05])
     @pytest.mark.parametrize("side", ["greater", "less"])
     def test_a_plan_exactly_at_its_budget_is_rarely_judged_however_often_one_looks(
         self, p0: float, side: Alternative

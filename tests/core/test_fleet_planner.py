@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import seeds  # type: ignore[import-not-found]
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.fleet import (
@@ -144,7 +145,7 @@ def test_the_bound_of_two_services_is_below_what_trying_all_finds_and_their_plan
     assert all(plan.workers_by_pool[p.name] <= p.max_workers for p in pools)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
 def test_scarce_pools_are_shared_within_three_percent_of_the_bound(seed: int) -> None:
     services, pools = random_fleet(seed, services=40, room=(1000, 1000, 1000))
     free = plan_fleet(services, pools)
@@ -289,7 +290,7 @@ def test_a_service_without_columns_or_without_demand_has_no_workers_and_says_why
 # --- changes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5, quick=1))
 def test_ten_percent_noise_changes_nothing_over_ten_windows(seed: int) -> None:
     rng = np.random.default_rng(seed)
     services, pools = random_fleet(seed, services=20, room=(400, 100, 40))
@@ -356,7 +357,7 @@ def test_workers_that_may_no_longer_serve_are_replaced(lost: str) -> None:
     assert second.unmet_rate == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 def test_a_pool_that_shrinks_under_serving_workers_is_never_overdrawn(seed: int) -> None:
     services, pools = random_fleet(seed, services=20, room=(200, 60, 20))
     first = plan_fleet(services, pools)
@@ -389,7 +390,7 @@ def late_share(arrivals: np.ndarray, *, count: int, batch: int, seconds: float, 
 
 @pytest.mark.parametrize("variation", [1.0, 5.0])
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("rate", [30.0, 300.0, 1500.0])
+@pytest.mark.parametrize("rate", [30.0, pytest.param(300.0, marks=pytest.mark.slow), 1500.0])
 def test_the_head_room_keeps_the_share_of_late_requests(variation: float, batch: int, rate: float) -> None:
     """Arrivals are renewals: the squared variation of their gaps is the dispersion of their counts."""
     one = service(column(batch=batch), rate=rate, arrival_variation=variation)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seeds import seeds  # type: ignore[import-not-found]
 
 from offramp_core.generation.classes import HALVED_AFTER, KEPT_CLASSES, KNOWN_AFTER, NEW_NAMES, Classes
 from offramp_core.generation.drafts import FIRST_TRIALS, NONE, Context, Drafts, Setting, load_class
@@ -37,14 +38,14 @@ class Traffic:
         return self.chosen[-last:].count(setting) / last
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_draft_that_pays_serves_most_requests_before_long(seed: int) -> None:
     traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
     traffic.serve(400, {NONE: 1.0, GOOD: 0.6, BAD: 1.3})
     assert traffic.share(GOOD, last=200) > 0.9
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_drafts_that_never_pay_cost_less_than_two_percent(seed: int) -> None:
     traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
     traffic.serve(2000, {NONE: 1.0, GOOD: 1.15, BAD: 1.5})
@@ -52,7 +53,7 @@ def test_drafts_that_never_pay_cost_less_than_two_percent(seed: int) -> None:
     assert traffic.seconds / 2000 < 1.02 * math.exp(0.1**2 / 2)  # the mean of the noise
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_drafts_that_take_several_times_as_long_are_hardly_ever_tried(seed: int) -> None:
     """As they do where everybody else's answers are computed in one pass."""
     traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
@@ -64,7 +65,7 @@ def test_drafts_that_take_several_times_as_long_are_hardly_ever_tried(seed: int)
     assert traffic.share(GOOD, last=4000) > 0, "and are not forgotten"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_draft_is_off_within_fifty_requests_of_content_that_it_cannot_foresee(seed: int) -> None:
     traffic = Traffic(Drafts((GOOD,)), seed=seed)
     traffic.serve(400, {NONE: 1.0, GOOD: 0.6})
@@ -74,7 +75,7 @@ def test_a_draft_is_off_within_fifty_requests_of_content_that_it_cannot_foresee(
     assert traffic.share(GOOD, last=100) < 0.1
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_code_and_prose_have_each_what_serves_them_best(seed: int) -> None:
     traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
     code, prose = Context("code", 1), Context("prose", 1)
@@ -85,7 +86,7 @@ def test_code_and_prose_have_each_what_serves_them_best(seed: int) -> None:
     assert (serving[code], serving[prose]) == (BAD, NONE)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_a_better_draft_takes_over_from_a_good_one(seed: int) -> None:
     traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
     traffic.serve(300, {NONE: 1.0, GOOD: 0.8, BAD: 1.3})

@@ -297,6 +297,7 @@ class TestInTheLoop:
             before = measured(fleet)
         assert looks <= 9
 
+    @pytest.mark.slow
     def test_what_the_status_says_is_saved_is_less_by_what_audits_took(self, fleet: Fleet) -> None:
         free = copy.deepcopy(fleet)
         for worker in fleet.workers:
@@ -311,6 +312,7 @@ class TestInTheLoop:
         percent = [int(told.savings.rstrip("%")) for told in (without, saves)]
         assert percent[0] - percent[1] == pytest.approx(100 * took, abs=1)
 
+    @pytest.mark.slow
     def test_audits_are_no_reason_to_switch_exits_off_as_exits_off_would_be_audited_too(self, fleet: Fleet) -> None:
         name = fleet.status.stable_config
         for worker in fleet.workers:

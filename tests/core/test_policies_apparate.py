@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scores import small
+from seeds import seeds  # type: ignore[import-not-found]
 
 from offramp_core.evaluate import evaluate
 from offramp_core.records import ExitCosts, Records
@@ -112,7 +113,7 @@ class TestClimb:
         window = constant(16, [0.45], [True])  # 0.1, 0.2, 0.4 reach nothing, 0.8 does
         assert climb(window, (0,), 0.01, PUBLISHED).thresholds == pytest.approx((0.8,))
 
-    @pytest.mark.parametrize("seed", range(60))
+    @pytest.mark.parametrize("seed", seeds(60, quick=10))
     def test_it_climbs_as_whole_evaluations_would(self, seed: int) -> None:
         window = small(seed, max_rows=30, n_ramps=3)
         window = replace(window, final_agrees=np.ones(len(window), dtype=bool))

@@ -356,6 +356,7 @@ class TestTuning:
         assert found.certificate.test_index == 2
         assert found.certificate.level == allowance(0.05, 2)
 
+    @pytest.mark.slow
     def test_variants_at_the_edge_of_the_budget_are_not_tested_before_a_plan_that_will_pass(self) -> None:
         """On half of the small samples that find plans, int8 alone keeps the budget, and so does int8 behind int4. Both
         save more than int8 with the doubtful answers given again, and hardly ever pass."""

@@ -174,6 +174,7 @@ def test_a_slice_over_its_budget_stops_leaving_early_while_the_rest_goes_on(flee
 EDITS = {"more": {"holdback": "0.1"}, "none": {"holdback": "0"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ramps", EDITS.values(), ids=EDITS)
 def test_an_edited_holdback_opens_no_stopped_slice(fleet: Fleet, ramps: dict[str, str]) -> None:
     for worker in fleet.workers:

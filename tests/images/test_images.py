@@ -85,6 +85,7 @@ def test_the_code_of_an_image_imports_without_what_it_does_not_contain(
     assert file.startswith(str(app)), "the image's code was tested, not the checkout's"
 
 
+@pytest.mark.slow
 def test_the_code_layer_is_compiled_and_of_preparing_has_what_trains_without_pytorch(
     build: Any, tmp_path: Path
 ) -> None:

@@ -295,9 +295,15 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
     "missing GPU": (
         _unscheduled(f"0/3 nodes are available: 3 Insufficient {GPU}. no new claims to deallocate, {NO_VICTIMS}"),
         "Unschedulable",
-        f"no node has a free {GPU} (0/3 nodes are available: 3 Insufficient {GPU}); add a node with one and its "
-        "device plugin, or change "
+        f"no node has a free {GPU}, since other pods use those of 3 nodes (0/3 nodes are available: 3 Insufficient "
+        f"{GPU}); end one of those pods, or add a node with one and its device plugin, or change "
         "spec.worker.resources.limits",
+    ),
+    "devices of a claim": (
+        _unscheduled(f"0/3 nodes are available: 3 cannot allocate all claims. still not schedulable, {NO_VICTIMS}"),
+        "Unschedulable",
+        "no node has free devices for the claims that workers ask for (0/3 nodes are available: 3 cannot allocate all "
+        "claims); free one, add a node with one and its driver, or change resourceClaims in the WorkerClass",
     ),
     "no room": (
         _unscheduled(f"0/3 nodes are available: 1 Insufficient memory, 3 Insufficient cpu. {NO_VICTIMS}"),
@@ -308,14 +314,14 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "GPU nodes that are tainted": (
         _unscheduled(
-            f"0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient {GPU}. {NO_VICTIMS}"
+            f"0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient {GPU}. preemption: 0/3 nodes "
+            "are available: 1 Preemption is not helpful for scheduling, 2 No preemption victims found for incoming pod."
         ),
         "Unschedulable",
-        f"no node has a free {GPU} and nodes are tainted against these workers (0/3 nodes are available: 1 node(s) "
-        "had untolerated "
-        f"taint(s), 2 Insufficient {GPU}); add a node with one and its device plugin, or change "
-        "spec.worker.resources.limits, or add "
-        "the toleration to spec.worker.tolerations",
+        f"no node has a free {GPU}, since other pods use those of 2 nodes and nodes are tainted against these "
+        "workers (0/3 nodes are available: 1 node(s) had untolerated "
+        f"taint(s), 2 Insufficient {GPU}); end one of those pods, or add a node with one and its device plugin, or "
+        "change spec.worker.resources.limits, or add the toleration to spec.worker.tolerations",
     ),
     "no such node label": (
         _unscheduled(

@@ -258,6 +258,7 @@ def test_a_list_that_expires_between_two_pages_is_begun_anew() -> None:
 EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 
 
+@pytest.mark.slow  # waits
 @pytest.mark.parametrize(
     "answer",
     [streamed(ends=True), streamed(("ERROR", EXPIRED), ends=True), refused(410)],
@@ -340,6 +341,7 @@ def test_kinds_that_a_server_tells_of_a_moment_late_are_watched(path: str, answe
     asyncio.run(story())
 
 
+@pytest.mark.slow  # waits
 def test_a_token_that_is_replaced_while_a_watch_rests_is_no_end() -> None:
     async def story() -> None:
         server, seen = (
@@ -364,6 +366,7 @@ def test_a_token_that_is_replaced_while_a_watch_rests_is_no_end() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow  # waits
 def test_a_login_that_fails_once_is_tried_again_soon() -> None:
     async def story() -> None:
         server, seen = ScriptedServer(watches=[streamed(("ADDED", made("news")))]), Seen()
@@ -380,6 +383,7 @@ def test_a_login_that_fails_once_is_tried_again_soon() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow  # waits
 def test_a_token_that_was_replaced_is_read_again_and_one_that_is_refused_for_ever_is_shown_seldom() -> None:
     async def story() -> None:
         server, seen = ScriptedServer(tokens=("Bearer second",), watches=[streamed(("ADDED", made("news")))]), Seen()
@@ -422,6 +426,7 @@ def discovered() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow  # waits
 @pytest.mark.parametrize("kind", OWN, ids=str)
 def test_a_watch_that_cannot_go_on_ends_the_others_though_they_are_not_answered(kind: Kind) -> None:
     async def story() -> None:
@@ -467,12 +472,17 @@ class Regular:
 
     async def go_to(self, now: float) -> None:
         self.now = max(now, self.now)
-        await asyncio.sleep(0.05)
+        await self.turns()
+
+    async def turns(self) -> None:
+        """As many turns of the loop as the list needs; it waits for nothing else."""
+        for _ in range(50):
+            await asyncio.sleep(0)
 
     def tell(self, story: Callable[[], Awaitable[None]]) -> None:
         async def run() -> None:
             relisting = asyncio.create_task(self.feed.relist_forever(self, (), tick=0.0))  # type: ignore[arg-type]
-            await asyncio.sleep(0.05)
+            await self.turns()
             await story()
             relisting.cancel()
 

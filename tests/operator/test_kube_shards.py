@@ -194,6 +194,7 @@ def slow_leases() -> Iterator[SlowLeases]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_forty_shards_are_kept_where_each_renewal_takes_a_while(slow_leases: SlowLeases, tools: Any) -> None:
     """One after the other, forty renewals of 0.3 s take four times as long as a Lease may go without one."""
     n, held = 40, 3.0

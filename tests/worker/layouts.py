@@ -111,9 +111,11 @@ def vit() -> nn.Module:
 
 
 def mobilenet() -> nn.Module:
-    from torchvision.models import mobilenet_v2
+    """Five of the blocks that MobileNetV2 has, those that narrow and those that add."""
+    from torchvision.models import MobileNetV2
 
-    return mobilenet_v2(num_classes=CLASSES, width_mult=0.25)
+    settings = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 2, 2]]  # expansion, channels, blocks, stride
+    return MobileNetV2(num_classes=CLASSES, width_mult=0.25, inverted_residual_setting=settings)
 
 
 def resnet() -> nn.Module:

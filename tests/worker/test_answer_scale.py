@@ -115,6 +115,7 @@ def test_exits_off_and_an_exact_request_say_what_the_model_says(services: dict[s
         np.testing.assert_array_equal(ticket.logits, service.engine.sessions.exact(row[None]))
 
 
+@pytest.mark.slow
 def test_rest_and_grpc_give_the_same_probabilities(tmp_path: Path) -> None:
     folder = bundles.answering_in(bundles.write_bundle(tmp_path / "bundle"), SCALES["probabilities"])
     x = bundles.inputs(ROWS)

@@ -42,12 +42,14 @@ def test_a_device_that_is_not_here_is_refused_with_what_would_help(bundle: Bundl
     assert DEVICES[name].package in str(caught.value) and "spec.model.uri" in caught.value.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not missing(CUDA), reason="there is one here")
 def test_a_worker_without_the_bundles_gpu_stays_up_unready_and_tells_why(tmp_path: Path) -> None:
     folder = bundles.write_bundle(tmp_path / "bundle", executor=CUDA.executor)
     with WorkerProcess(folder, wait_ready=False) as worker:
         state = eventually(lambda: s if (s := worker.state()).message else None, what="the reason")
         assert not state.ready and "onnxruntime-gpu" in state.message
+        assert state.missing_device == "cuda"
         assert worker.public.get("/v2/health/live").status_code == 200
         assert worker.public.get("/v2/health/ready").status_code == 503
 

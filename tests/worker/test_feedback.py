@@ -48,6 +48,7 @@ def test_a_reply_to_a_request_without_id_has_one_to_answer_to(process: WorkerPro
     assert verdict.json() == {"id": first["id"], "right": 1, "wrong": 0}
 
 
+@pytest.mark.slow
 def test_only_the_last_rows_are_kept(process: WorkerProcess) -> None:
     names = [process.infer(bundles.inputs(4), id=f"kept-{i}")["id"] for i in range(ROWS // 4 + 1)]
     statuses = [process.public.post(URL, json={"id": name, "label": [0] * 4}).status_code for name in names]

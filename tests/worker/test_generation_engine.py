@@ -27,7 +27,7 @@ from offramp_worker.generate.load import load_generation
 from offramp_worker.generate.seam import DecodingRoute, Loaded, NoRoomError, Sampling
 
 LOSSLESS = [DecodingRoute("fp32", "int8", 4), DecodingRoute("fp32", "int4", 3), DecodingRoute("fp32", "ngram", 5)]
-FEW, MANY = 30, 300
+FEW, MANY = 12, 300
 
 
 @pytest.fixture(scope="module")

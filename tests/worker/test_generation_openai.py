@@ -51,6 +51,7 @@ def test_a_stream_has_the_same_text_as_the_whole_reply(server: GenerationServer)
     assert len(chunks) > 10
 
 
+@pytest.mark.slow
 def test_an_answer_ends_where_the_model_ends_it(server: GenerationServer) -> None:
     reply = server.openai.completions.create(model="stories", prompt=ONCE, max_tokens=500, temperature=0)
     tokens, text = stories.greedy(ONCE, n=500)

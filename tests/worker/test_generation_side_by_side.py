@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +46,17 @@ def loaded(folder: Path) -> Iterator[Loaded]:
     made = load_generation(folder, threads=1, cache_bytes=LIMIT * 8)
     yield made
     made.engine.close()
+
+
+@pytest.fixture(scope="module")
+def alone(loaded: Loaded) -> Callable[[int, int, DecodingRoute, Sampling], list[int]]:
+    """An answer that has the engine for itself."""
+
+    @cache
+    def written(which: int, n: int, route: DecodingRoute, sampling: Sampling) -> list[int]:
+        return write(loaded.engine, prompts(12)[which], n=n, route=route, sampling=sampling).ids
+
+    return written
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +117,13 @@ asked = st.tuples(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mix=st.lists(asked, min_size=2, max_size=11), skipped=st.sets(st.tuples(st.integers(0, 30), st.integers(0, 10))))
 def test_any_mix_of_answers_gives_each_the_tokens_that_it_gets_alone(
-    loaded: Loaded, mix: list[Any], skipped: set[tuple[int, int]]
+    loaded: Loaded,
+    alone: Callable[[int, int, DecodingRoute, Sampling], list[int]],
+    mix: list[Any],
+    skipped: set[tuple[int, int]],
 ) -> None:
     """They come, go, wait for a step and end at different times."""
     engine = loaded.engine
-
-    @lru_cache
-    def alone(which: int, n: int, route: DecodingRoute, sampling: Sampling) -> list[int]:
-        return write(engine, prompts(12)[which], n=n, route=route, sampling=sampling).ids
-
     wanted = [alone(*one[:4]) for one in mix]
     numbers: dict[int, int] = {}  # running ones
     answers: list[list[int]] = [[] for _ in mix]

@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from engines import new_engine
+from onnx import helper
 from processes import KEY, SERVICE_UID, document, eventually, manifest_of, plan_for, sign
 from stages import broken
 
@@ -148,6 +149,41 @@ def test_a_precision_without_a_single_ramp_is_served(tmp_path: Path, execution: 
     np.testing.assert_allclose(service.serve(x).logits, alone(folder, "backbone.int8.onnx", x), rtol=1e-4, atol=1e-4)
     service.engine.close()
     assert service.engine.join(30.0)
+
+
+def test_a_row_that_overflows_at_a_lower_precision_is_answered_by_the_model(wide_dir: Path, tmp_path: Path) -> None:
+    whole = onnx.load(wide_dir / "backbone.onnx")
+    folder = bundles.write_wide_bundle(tmp_path / "wide", int8_model=overflowing(bundles.coarse(whole)), bare=True)
+    bundle = load_bundle(folder)
+    sessions = Sessions(bundle, threads=1)
+    service = Service(folder, bundle, sessions)
+    service.run(service.plan())
+    x = bundles.inputs(20, seed=3)
+    large = np.arange(20) % 4 == 0
+    x[large, 0, 0, 0] = 100.0
+    said, exact = alone(folder, "backbone.int8.onnx", x), alone(folder, "backbone.onnx", x)
+    np.testing.assert_array_equal(np.isfinite(said).all(axis=1), ~large)
+    expected = np.where(large[:, None], exact, said)
+    np.testing.assert_allclose(service.serve(x).logits, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(sessions.tapped(x).finals["int8"], top_labels(expected))
+    service.engine.close()
+    assert service.engine.join(30.0)
+
+
+def overflowing(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A form of a model that says no numbers of inputs of about 100."""
+    (output,) = model.graph.output
+    model.graph.node[-1].output[0] = "finite"
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceMax", ["x"], ["most"], axes=[2, 3], keepdims=0),
+            helper.make_node("ReduceMax", ["most"], ["largest"], axes=[1], keepdims=1),
+            helper.make_node("Exp", ["largest"], ["beyond"]),
+            helper.make_node("Sub", ["beyond", "beyond"], ["nothing"]),
+            helper.make_node("Add", ["finite", "nothing"], [output.name]),
+        ]
+    )
+    return model
 
 
 def test_exits_off_stays_the_exact_session_bit_for_bit(service: Service, sessions: Sessions) -> None:

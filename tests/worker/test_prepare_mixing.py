@@ -20,7 +20,7 @@ from offramp_worker.bundle.stages import pieces
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.places.cuts import cut_vertices, graph_steps
 from offramp_worker.prepare.places.places import find_places
-from offramp_worker.prepare.precision import mixing, quantizing
+from offramp_worker.prepare.precision import judging, mixing, quantizing
 from offramp_worker.prepare.precision.convolutions import patches, study_convolutions, with_even_channels, with_levels
 from offramp_worker.prepare.precision.mixing import (
     Exits,
@@ -326,7 +326,7 @@ def sensitive_network() -> Backbone:
 @pytest.mark.slow
 def test_a_layer_that_integers_spoil_stays_in_float_and_the_rest_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are given: what a tiny network takes on integers is not what this is about."""
-    monkeypatch.setattr(quantizing, "time_jobs", lambda jobs, **_: {n: 1.0 if n == "fp32" else 0.5 for n in jobs})
+    monkeypatch.setattr(judging, "time_jobs", lambda jobs, **_: {n: 1.0 if n == "fp32" else 0.5 for n in jobs})
     network = sensitive_network()
     x = SENSITIVE_ROWS
     without = choose_quantized(network, x, seed=0, threads=1, seconds=0.1)
@@ -342,14 +342,14 @@ def test_a_layer_that_integers_spoil_stays_in_float_and_the_rest_does_not(monkey
     pure = min(c.expected for c in chosen.tried if quantizing.IN_FLOAT not in c.method)
     best = next(c for c in chosen.tried if c.method == chosen.method)
     assert best.expected < pure
-    assert best.disagreement < quantizing.MAX_DISAGREEMENT
+    assert best.disagreement < judging.MAX_DISAGREEMENT
 
 
 @pytest.mark.slow
 def test_what_is_chosen_is_never_worth_less_than_integers_alone(
     backbone: Backbone, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantizing, "WORTHWHILE", 1e9)
+    monkeypatch.setattr(judging, "WORTHWHILE", 1e9)
     for exits in (NONE, SOME):
         chosen = choose_quantized(backbone, rows, exits=exits, seed=0, threads=1, seconds=0.1)
         value = {c.method: worth(c.time, c.expected, exits) for c in chosen.tried}

@@ -396,6 +396,7 @@ def test_metrics_agree_with_the_replies(worker: WorkerProcess, bundle_dir: Path)
     )
 
 
+@pytest.mark.slow
 def test_without_keys_the_admin_port_is_not_opened(plain: WorkerProcess) -> None:
     assert [line["name"] for line in plain.events("listening")] == ["public"]
     assert plain.public.get("/v1/state").status_code == 404

@@ -11,6 +11,7 @@ import hashlib
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +24,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from offramp_worker.bundle.tensors import closed_options
+from offramp_worker.bundle.tensors import closed_options, computes_in_halves
 from offramp_worker.padded import Padded, has_convolutions
 from offramp_worker.weights import Shared, share
 
@@ -109,7 +110,8 @@ def open_session(
 
 def _open_on(model: onnx.ModelProto, weights: Shared, *, threads: int, device: Device) -> ort.InferenceSession:
     with device.turn:
-        session = _Session(model.SerializeToString(), _options(threads=threads), device, weights)
+        data, options = model.SerializeToString(), _options(threads=threads)
+        session = _Session(data, options, device, weights, left_out=_left_out(model))
     if session.get_providers()[0] != device.provider:
         raise RuntimeError(f"{device.provider} finds nothing to run on")
     return session
@@ -118,36 +120,55 @@ def _open_on(model: onnx.ModelProto, weights: Shared, *, threads: int, device: D
 def optimised_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph that ONNX Runtime runs for ``model`` on this machine's CPU. It raises bare exceptions of its C++
     side."""
-    return onnx.load_model_from_string(_written(model.SerializeToString(), _options(threads=1)))
+    left_out = _left_out(model)
+    return onnx.load_model_from_string(_written(model.SerializeToString(), _options(threads=1), left_out))
 
 
-def _written(model: bytes, options: ort.SessionOptions) -> bytes:
+def _left_out(model: onnx.ModelProto) -> list[str]:
+    """Steps of optimisation that a graph must do without: blocked layouts, which are of CPUs alone, can end the process
+    where there is float16 (ONNX Runtime 1.31.1)."""
+    return ["NchwcTransformer"] if computes_in_halves(model) else []
+
+
+def _written(model: bytes, options: ort.SessionOptions, left_out: Sequence[str]) -> bytes:
     """ONNX Runtime hands an optimised graph out through a file only; on Linux one in memory, since a pod's disk may be
     read-only."""
     if sys.platform == "linux":
         file = os.memfd_create("optimised")
         try:
             options.optimized_model_filepath = f"/proc/self/fd/{file}"
-            ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            _write(model, options, left_out)
             return os.pread(file, os.fstat(file).st_size, 0)
         finally:
             os.close(file)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = str(path)
-        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        _write(model, options, left_out)
         return path.read_bytes()
+
+
+def _write(model: bytes, options: ort.SessionOptions, left_out: Sequence[str]) -> None:
+    ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
 
 
 class _Session(ort.InferenceSession):  # type: ignore[misc]
     """A session that keeps the ``weights`` that it shares, and not the bytes that it was made of."""
 
-    def __init__(self, model: bytes, options: ort.SessionOptions, device: Device, weights: Shared = NOTHING) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        options: ort.SessionOptions,
+        device: Device,
+        weights: Shared = NOTHING,
+        left_out: Sequence[str] = (),
+    ) -> None:
         weights.into(options)
         super().__init__(
             model,
             options,
             providers=[(device.provider, dict(device.options))],
+            disabled_optimizers=left_out,
             enable_fallback=0,  # to the CPU, when a run fails on the device: every price would be wrong from then on
         )
         self._weights = weights

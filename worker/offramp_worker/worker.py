@@ -56,6 +56,7 @@ class InferenceWorker:
         self.memory = PlanMemory(settings.state_dir)
         self.phase: Phase = "loading"
         self._reason = "the bundle is being loaded"
+        self._missing_device = ""
         self.lost = ""
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
         self.engine: Engine | None = None
@@ -80,6 +81,7 @@ class InferenceWorker:
             sessions = Sessions(bundle, threads=settings.threads)
         except InvalidBundleError as error:
             self.phase, self._reason = "broken", f"{error}; {error.remedy}"
+            self._missing_device = error.device
             log_event("bundle-refused", level="error", reason=str(error))
             raise
         _return_memory()
@@ -211,6 +213,7 @@ class InferenceWorker:
                 costs={},
                 crashed_epoch=self.marker.crashed_epoch,
                 message=self._reason if self.phase == "broken" else "",
+                missing_device=self._missing_device if self.phase == "broken" else "",
                 fetching=self.fetching,
             )
         engine, captures = self.engine, self.engine.captures

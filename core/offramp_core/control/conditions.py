@@ -136,6 +136,7 @@ def conditions(facts: Facts, *, settled_generation: int, observed: tuple[Times, 
         _accuracy(facts, n=observed[1], k=observed[2]),
         _no_exit_capacity(facts),
         *_quarantined(facts),
+        *_devices(facts),
         *_costs_time(facts),
         *_training(facts),
         *_updating(facts),
@@ -307,6 +308,17 @@ def _quarantined(facts: Facts) -> list[Condition]:
     listed = "; ".join(f"{name}: {why}" for name, why in sorted(facts.quarantined.items()))
     reason = Reason.FOREIGN_MODEL if set(facts.quarantined) <= facts.foreign else Reason.IMPOSSIBLE_COUNTS
     return [_condition(ConditionType.WORKERS_QUARANTINED, "True", reason, f"{listed}; what they report is not pooled")]
+
+
+def _devices(facts: Facts) -> list[Condition]:
+    """Said only while the platform reports devices of workers as unhealthy, whether these still serve or not."""
+    found = [w.endpoint for w in facts.workers if w.endpoint.unhealthy]
+    if not found:
+        return []
+    told = (f"{e.name} {'serves' if e.ready else 'does not serve'} with {e.unhealthy}" for e in found)
+    remedy = "see to the device, its driver and its plugin there, or delete the pod where another device is free"
+    message = f"{'; '.join(told)}; {remedy}"
+    return [_condition(ConditionType.DEVICES_HEALTHY, "False", Reason.DEVICE_UNHEALTHY, message)]
 
 
 def _costs_time(facts: Facts) -> list[Condition]:

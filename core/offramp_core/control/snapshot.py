@@ -22,8 +22,9 @@ class WorkerEndpoint:
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template
     the spec asks for now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says
     that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
-    worker's leaving may cure it. ``template`` is the digest of what it was made of. ``admin_url`` is None while it has
-    no address.
+    worker's leaving may cure it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it
+    was made of. ``admin_url`` is None while it has no address. ``devices`` names what it asks for beside processors and
+    memory, None where the platform hands out nothing; ``unhealthy`` says which of them the platform reports as that.
     """
 
     name: str
@@ -34,10 +35,13 @@ class WorkerEndpoint:
     failure: str = ""
     failure_reason: MaybeReason = ""
     no_room: bool = False
+    offered_nowhere: bool = False
     ending: bool = False
     trial: bool = False
     template: str = ""
     admin_url: str | None = None
+    devices: tuple[str, ...] | None = None
+    unhealthy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,23 @@ class Worker:
         if self.state is not None and self.state.failing:
             return Reason.EXECUTOR_FAILING, self.state.failing
         if self.state is not None and not self.state.ready and self.state.message:
-            return Reason.INVALID_BUNDLE, self.state.message
+            return Reason.INVALID_BUNDLE, self._asks_for_no_device + self.state.message
         return "", ""
+
+    @property
+    def _asks_for_no_device(self) -> str:
+        """The first cause of a bundle's refusal where its device is not here because nobody asked for it."""
+        if (
+            self.state is None
+            or not self.state.missing_device
+            or self.endpoint.devices is None
+            or self.endpoint.devices
+        ):
+            return ""
+        return (
+            f"the bundle was prepared for {self.state.missing_device}, and workers ask for no device: name one in "
+            "spec.worker.resources.limits, such as nvidia.com/gpu, or in a WorkerClass, which may have a claim; "
+        )
 
 
 @dataclass(frozen=True, slots=True)

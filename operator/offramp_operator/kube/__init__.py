@@ -2,6 +2,7 @@
 
 cache.py          what is known of the cluster
 client.py         the Kubernetes API as few typed calls on plain dictionaries
+devices.py        what pods say of devices, as pure functions
 failures.py       why a worker's pod does not run
 fields.py         who owns which field of an object: `managedFields` of server-side apply
 kinds.py          the kinds of object the operator reads and writes

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offramp_core.reasons import AnyReason, MaybeReason, Reason, parse_reason
+from offramp_operator.kube.devices import shortage
 from offramp_operator.kube.kinds import Object, name_of
 from offramp_operator.kube.manifests import CONTAINER, FETCH_CONTAINER
 
@@ -163,9 +164,9 @@ EVICTIONS = (
 # Each cause that the scheduler counts, in the order in which it is most likely to be the one to mend.
 SCHEDULING = (
     Advice(
-        r"Insufficient (?P<what>[\w.-]+/[\w.-]*\w)",
-        "no node has a free {what}",
-        "add a node with one and its device plugin, or change spec.worker.resources.limits",
+        r"cannot allocate all claims",
+        "no node has free devices for the claims that workers ask for",
+        "free one, add a node with one and its driver, or change resourceClaims in the WorkerClass",
     ),
     Advice(
         r"Insufficient (?P<what>ephemeral-storage|cpu|memory)",
@@ -212,6 +213,7 @@ SCHEDULING = (
     Advice(r"were unschedulable", "nodes are cordoned", "uncordon one or add a node"),
     Advice(r"no nodes available", "the cluster has no node", "add one"),
 )
+_AFTER_COUNTS = r"\.\s+(?:no new claims to deallocate|still not schedulable|preemption:)"
 CREATION = (
     Advice(
         r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<asked>.+?), used: (?P<used>.+?), limited: (?P<limited>.+)",
@@ -266,7 +268,7 @@ def failure(pod: Object) -> tuple[MaybeReason, str]:
         return found
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return _unscheduled(reason_of(scheduled, Reason.UNSCHEDULABLE), str(scheduled.get("message") or ""))
+        return _unscheduled(pod, reason_of(scheduled, Reason.UNSCHEDULABLE), str(scheduled.get("message") or ""))
     return "", ""
 
 
@@ -390,10 +392,14 @@ def _names(message: str, reference: str) -> bool:
     return bool(reference) and re.search(rf"(?<![\w.-]){re.escape(reference)}(?![\w.-])", message) is not None
 
 
-def _unscheduled(reason: AnyReason, message: str) -> tuple[AnyReason, str]:
-    """The scheduler counts nodes by cause; each cause becomes a clause, and the count stands behind them."""
-    counted = re.split(r"\.\s+(?:no new claims to deallocate|preemption:)", message, maxsplit=1)[0].strip().rstrip(".")
-    matched = [found[1].partition("; ") for advice in SCHEDULING if (found := advice.of(counted)) is not None]
+def _unscheduled(pod: Object, reason: AnyReason, message: str) -> tuple[AnyReason, str]:
+    """The scheduler counts nodes by cause; each cause becomes a clause, and the count stands behind them. A device
+    comes first: it is the scarcest."""
+    counted = re.split(_AFTER_COUNTS, message, maxsplit=1)[0].strip().rstrip(".")
+    short = shortage(pod, message)
+    devices = [] if short is None else [(short.cause, "; ", short.remedy)]
+    others = [found[1].partition("; ") for advice in SCHEDULING if (found := advice.of(counted)) is not None]
+    matched = devices + others
     if not matched:
         return reason, shortened(
             f"no node takes the worker ({one_line(counted) or reason}); add a node or see spec.worker"

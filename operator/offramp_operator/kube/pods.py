@@ -12,6 +12,7 @@ from datetime import datetime
 
 from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_core.reasons import MaybeReason, Reason
+from offramp_operator.kube.devices import requested, shortage, unhealthy
 from offramp_operator.kube.failures import condition, containers, creation_failure, failure, reason_of
 from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, owner_of, uid_of
 from offramp_operator.kube.manifests import ADMIN_PORT
@@ -85,9 +86,12 @@ def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> Wor
         failure=message,
         failure_reason=reason,
         no_room=not ending and crowded_out(pod),
+        offered_nowhere=not ending and offered_nowhere(pod),
         ending=ending,
         template=_template(pod) or "",
         admin_url=admin_url(pod),
+        devices=requested(pod),
+        unhealthy="" if ending else unhealthy(pod),
     )
 
 
@@ -108,6 +112,12 @@ def crowded_out(pod: Object) -> bool:
         return False
     gates = {gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()}
     return any(text in scheduled.get("message", "") for text in CROWDED) or not gates.isdisjoint(QUOTA_GATES)
+
+
+def offered_nowhere(pod: Object) -> bool:
+    """Whether the pod waits for a device that no node has, so that room for it is none that another pod could make."""
+    short = shortage(pod, str(condition(pod, "PodScheduled").get("message") or ""))
+    return short is not None and short.offering == 0
 
 
 def revision(replica_set: Object) -> int:

@@ -26,6 +26,15 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorP
             yield place, tensor
 
 
+def computes_in_halves(model: onnx.ModelProto) -> bool:
+    """Whether a graph has weights of float16, or turns anything into it."""
+    half = onnx.TensorProto.FLOAT16
+    casts = (node for node in model.graph.node if node.op_type == "Cast")
+    return any(tensor.data_type == half for tensor in model.graph.initializer) or any(
+        attribute.name == "to" and attribute.i == half for node in casts for attribute in node.attribute
+    )
+
+
 def closed_options() -> ort.SessionOptions:
     """Options of a session that reads no file: where a model names one all the same, it is looked for where nothing can
     be."""

@@ -33,7 +33,7 @@ from offramp_worker.prepare.heads.fitting import (
 )
 from offramp_worker.prepare.heads.plain import Parameters
 from offramp_worker.prepare.heads.selection import CandidateVerdict, RampCost, RampMerit, cost_of, merit, select_ramps
-from offramp_worker.prepare.measuring.executors import COMPILE_LIMIT, ORT_FP32, ORT_INT8, Executors, compare_executors
+from offramp_worker.prepare.measuring.executors import COMPILE_LIMIT, ORT, ORT_FP32, Executors, compare_executors
 from offramp_worker.prepare.measuring.outlook import outlooks
 from offramp_worker.prepare.measuring.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.places.cuts import Place
@@ -93,10 +93,10 @@ class PrepareRequest:
     profile_seconds: float = PROFILE_SECONDS
     #: URIs of small models to put in front of this one.
     sides: tuple[str, ...] = ()
-    #: {"auto", "exact"}; auto: int8 forms of the model and of the side models where they are faster; exact: fp32 alone.
+    #: {"auto", "exact"}; auto: lower precisions of the model where they are faster (int8 on CPUs, of side models too;
+    #: fp16 on GPUs); exact: fp32 alone.
     precision: Allowed = "auto"
-    #: Where the bundle will be served, a name of :data:`offramp_worker.devices.DEVICES`; it is measured there. On GPUs
-    #: there is no int8.
+    #: Where the bundle will be served, a name of :data:`offramp_worker.devices.DEVICES`; it is measured there.
     device: str = CPU.name
     #: Seconds that torch.compile may take while executors are compared; 0 leaves it out.
     compile_limit: float = COMPILE_LIMIT
@@ -208,7 +208,7 @@ def check_request(request: PrepareRequest) -> None:
         raise InvalidArgumentError(f"variations is {request.variations}; it must lie in [0, 64]")
     if request.precision not in ("auto", "exact"):
         raise InvalidArgumentError(
-            f"precision {request.precision!r} is unknown; use auto (int8 too) or exact (fp32 alone)"
+            f"precision {request.precision!r} is unknown; use auto (lower ones too) or exact (fp32 alone)"
         )
     if request.device not in DEVICES:
         raise InvalidArgumentError(f"device {request.device!r} is unknown; use {', '.join(DEVICES)}")
@@ -422,7 +422,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[CandidateVerdict]
 def _approximated(
     search: _Search, split: HeadSplit, ramps: tuple[RampSpec, ...], parameters: Mapping[str, Parameters]
 ) -> Approximations:
-    """What is cheaper than the fp32 backbone and pays: side models, int8."""
+    """What is cheaper than the fp32 backbone and pays: side models, other precisions."""
     request, x = search.request, search.inputs.x
     device = DEVICES[request.device]
     return approximate(
@@ -431,7 +431,7 @@ def _approximated(
         Work(
             rows=x[: split.head],
             validation=x[split.train : split.head],
-            allowed=request.precision if device.is_cpu and request.task is None else "exact",
+            allowed=request.precision if request.task is None else "exact",
             seed=request.seed,
             threads=request.threads,
             device=device,
@@ -464,8 +464,7 @@ def _executors(search: _Search, found: Approximations) -> Executors:
     """The whole backbone on every executor there is, timed."""
     request = search.request
     models = {ORT_FP32: search.backbone.model}
-    if found.int8 is not None:
-        models[ORT_INT8] = found.int8.backbone.model
+    models |= {f"{ORT}{chain.precision}": chain.backbone.model for chain in found.others}
     with search.reporter.step("compare executors", total=1) as advance:
         compared = compare_executors(
             models,

@@ -16,8 +16,8 @@ from offramp_worker.prepare.heads.selection import BUDGETS, CandidateVerdict, Ra
 from offramp_worker.prepare.measuring.executors import Executors
 from offramp_worker.prepare.measuring.outlook import USUAL_OVERHEAD, Outlook
 from offramp_worker.prepare.places.places import Unread
-from offramp_worker.prepare.precision.precisions import INT8, Approximations
-from offramp_worker.prepare.precision.quantizing import Quantized
+from offramp_worker.prepare.precision.judging import Lowered
+from offramp_worker.prepare.precision.precisions import Approximations
 from offramp_worker.prepare.source.data import FloatArray
 from offramp_worker.prepare.writing import ramp_order
 
@@ -63,20 +63,20 @@ class RampLine:
 
 @dataclass(frozen=True, slots=True)
 class ApproximationLine:
-    """The int8 backbone or a side model: how it was quantised, and its disagreement with the reference on the
-    records."""
+    """The backbone at another precision, or a side model: how it was made, and its disagreement with the reference on
+    the records."""
 
     name: str
-    quantized: Quantized | None
+    lowered: Lowered | None
     disagreement: float | None
     refused: str
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON form; shares are fractions, times are over fp32's by batch size."""
-        tried = self.quantized.tried if self.quantized else ()
+        tried = self.lowered.tried if self.lowered else ()
         return {
             "name": self.name,
-            "method": self.quantized.method if self.quantized else "",
+            "method": self.lowered.method if self.lowered else "",
             "disagreement": self.disagreement,
             "refused": self.refused,
             "tried": [
@@ -193,9 +193,10 @@ def approximation_lines(
         losses = task.losses(task.exit_answers(outputs[column]), task.answers(reference)) if column in outputs else None
         return None if losses is None else float(losses.mean())
 
-    lines = []
-    if found.quantized is not None:
-        lines.append(ApproximationLine(INT8, found.quantized, disagreement(final_id(INT8)), found.quantized.refused))
+    lines = [
+        ApproximationLine(precision, lowered, disagreement(final_id(precision)), lowered.refused)
+        for precision, lowered in found.lowered.items()
+    ]
     lines += [ApproximationLine(s.spec.id, s.quantized, disagreement(s.spec.id), s.refused) for s in found.sides]
     return tuple(lines)
 
@@ -289,19 +290,21 @@ def _executor_table(report: PrepareReport) -> list[Table]:
 
 
 def _approximation_notes(line: ApproximationLine) -> list[str]:
-    if line.quantized is None:
+    if line.lowered is None:
         return [f"{line.name}: kept at fp32"]
     notes = []
+    if line.lowered.untried:
+        notes.append(f"{line.name} refused: {line.lowered.untried}")
     if not line.refused:
         shares = (
             f"; it answers {line.disagreement:.2%} of the records differently" if line.disagreement is not None else ""
         )
-        notes.append(f"{line.name}: {line.quantized.method or 'kept at fp32'}{shares}")
+        notes.append(f"{line.name}: {line.lowered.method or 'kept at fp32'}{shares}")
     return notes + [
         f"{line.name} {c.method}: {', '.join(f'{r:.2f}' for r in c.ratio.values())} of the fp32 time at batch sizes "
         f"{', '.join(map(str, c.ratio))}, {c.disagreement:.2%} of the head rows differ from fp32, {c.expected:.2%} by "
         "the size of the errors" + (f"; refused: {c.refused}" if c.refused else "")
-        for c in line.quantized.tried
+        for c in line.lowered.tried
     ]
 
 

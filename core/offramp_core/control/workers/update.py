@@ -136,7 +136,7 @@ def next_update(view: UpdateView) -> Update:
     refused = f"no room for one worker more: {view.refused.endpoint.name}: {view.refused.endpoint.failure}"
     if view.waited_seconds(status.no_room_at) < view.policy.surge_deadline_seconds:
         return Update(status, Reason.WAITING_FOR_ROOM, f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
-    return Update(status, Reason.NO_ROOM_TO_SURGE, f"{progress}; {refused}; {_next_step(view)}")
+    return Update(status, Reason.NO_ROOM_TO_SURGE, f"{progress}; {refused}{_next_step(view)}")
 
 
 def _failing(view: UpdateView) -> str:
@@ -193,7 +193,8 @@ def _strategy(view: UpdateView, status: UpdateStatus) -> UpdateStrategy:
         return "Replace"
     since = status.no_room_at
     late = since is not None and view.waited_seconds(since) >= view.policy.surge_deadline_seconds
-    return "Replace" if late and view.spare else "Surge"
+    in_vain = view.refused is not None and view.refused.endpoint.offered_nowhere
+    return "Replace" if late and view.spare and not in_vain else "Surge"
 
 
 def _broken_one_is_in_the_way(view: UpdateView) -> bool:
@@ -212,7 +213,11 @@ def _failed(worker: Worker) -> bool:
 
 
 def _next_step(view: UpdateView) -> str:
-    room = "free room (or raise the quota) for one worker more"
+    """What would let the update go on, after what is wrong; empty where no old worker's leaving would, and the failure
+    itself says what does."""
+    if view.refused is not None and view.refused.endpoint.offered_nowhere:
+        return ""
+    room = "; free room (or raise the quota) for one worker more"
     if view.desired < 2:
         return f"{room}, or set updatePolicy.type to Recreate, which interrupts the service"
     if view.policy.type == "Availability":

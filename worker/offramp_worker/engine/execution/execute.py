@@ -110,14 +110,16 @@ def run_apart(
 def run_again(
     x: Array, leaves: Iterator[Leave], *, exact: Callable[[Array], FloatArray], withheld: Sequence[int]
 ) -> Iterator[Leave]:
-    """Pass on the answers of a batch ``x`` (n, ...), but those that name one of the ``withheld`` classes: such rows are
-    answered by the exact executor at last.
+    """Pass on the answers of a batch ``x`` (n, ...), but those that name one of the ``withheld`` classes or are no
+    finite numbers: such rows are answered by the exact executor at last.
 
-    For backbones of a lower precision, which may name a class wrongly at the output as well.
+    For backbones of a lower precision, which may name a class wrongly at the output as well, or overflow.
     """
     again = []
     for leave in leaves:
-        held = np.isin(top_labels(leave.logits), withheld)
+        held = ~np.isfinite(leave.logits).all(axis=1)
+        if len(withheld):
+            held |= np.isin(top_labels(leave.logits), withheld)
         if held.any():
             again.append(leave.rows[held])
             leave = leave._replace(rows=leave.rows[~held], logits=leave.logits[~held])  # noqa: PLW2901

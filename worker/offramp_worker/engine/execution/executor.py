@@ -73,9 +73,8 @@ class Executor:
             raise RuntimeError("its answers to the probe are not the model's")
 
     def _withheld(self, x: Array, runtime: Runtime, leaves: Iterator[Leave]) -> Iterator[Leave]:
-        """Answers at a lower precision, none of which names a stopped class unless the exact executor says so too."""
-        if not runtime.stopped_classes:
-            return leaves
+        """Answers at a lower precision, none of which names a stopped class or overflows unless the exact executor does
+        so too."""
         return run_again(x, leaves, exact=self._sets.held[0].sessions.exact, withheld=runtime.stopped_classes)
 
 

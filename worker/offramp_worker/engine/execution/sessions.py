@@ -28,6 +28,7 @@ from offramp_core.task import Answers, Task
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
+from offramp_worker.bundle.tensors import computes_in_halves
 from offramp_worker.devices import missing, open_session
 from offramp_worker.engine.execution.device_stages import chain_on
 from offramp_worker.engine.execution.execute import Runnable
@@ -43,6 +44,7 @@ FloatArray = npt.NDArray[np.float32]
 # far more.
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-3
+HALF_TOLERANCE = 2e-2  # float16 has eleven bits, and a stage fuses other operators than the whole graph does
 CACHED_STAGE_SETS = 2  # of a stable plan and a canary; each set has weights and threads of its own
 _UNSUPPORTED = partial(PlanRefusedError, Reason.UNSUPPORTED)
 
@@ -87,7 +89,8 @@ class Sessions:
         """
         self._bundle, self._device = bundle, bundle.device
         if reason := missing(self._device):
-            raise InvalidBundleError.elsewhere(f"{PROFILE_FILE}: measured with {self._device.executor}, but {reason}")
+            message = f"{PROFILE_FILE}: measured with {self._device.executor}, but {reason}"
+            raise InvalidBundleError.elsewhere(message, device=self._device.name)
         self.threads = threads
         self._lock = threading.Lock()
         self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[StageSession, ...]] = OrderedDict()
@@ -115,7 +118,7 @@ class Sessions:
         """What the model says, and what every column of a record does.
 
         A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision,
-        and that is its message.
+        and that is its message. So is one that overflows at a lower precision answered.
         """
         outputs: dict[int, FloatArray] = {j: self._run(session, x)[0] for j, session in self._sides.items()}
         whole: dict[Precision, FloatArray] = {}
@@ -128,8 +131,10 @@ class Sessions:
         usual = self.usual.rows(x)
         odd = np.empty(0, np.intp) if usual is None else np.flatnonzero(~usual)
         finals = {precision: self._task.answers(logits) for precision, logits in whole.items()}
-        for answers in finals.values():
+        for precision, answers in finals.items():
             answers[odd] = finals[EXACT][odd]
+            lost = ~np.isfinite(whole[precision]).all(axis=1)
+            answers[lost] = finals[EXACT][lost]
         if not columns:
             none = self._task.blank(len(x))[:, None][:, :0]
             return Scores(whole[EXACT], np.empty((len(x), 0), np.float32), none, finals)
@@ -233,15 +238,16 @@ class Sessions:
         bundle, tap = self._bundle, self._taps[precision]
         reference, *heads = self._run(tap.session, bundle.probe_x)
         expected = dict(zip(tap.ramps, heads, strict=True))
+        tolerance = HALF_TOLERANCE if computes_in_halves(bundle.backbones[precision]) else ABSOLUTE_TOLERANCE
         features = x = bundle.probe_x
         for stage in stages:
             features, head_outputs = stage.run(features, x)
             for j, (logits, _) in zip(stage.ramps, head_outputs, strict=True):
-                if j in expected and not _close(logits, expected[j]):
+                if j in expected and not _close(logits, expected[j], tolerance):
                     raise PlanRefusedError(
                         Reason.UNSUPPORTED, f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"
                     )
-        if not _close(features, reference):
+        if not _close(features, reference, tolerance):
             raise PlanRefusedError(Reason.UNSUPPORTED, "the plan's stages do not reproduce the probe at the output")
 
     def _session(self, model: onnx.ModelProto, file: str, *, optimised: bool = False) -> Any:
@@ -292,8 +298,8 @@ def reproduces(logits: Array, expected: Array, task: Task) -> bool:
     return same and (not task.names_classes or _same_answers(logits, expected, task))
 
 
-def _close(value: Array, expected: Array) -> bool:
-    return bool(np.allclose(value, expected, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE * _scale(expected)))
+def _close(value: Array, expected: Array, tolerance: float = ABSOLUTE_TOLERANCE) -> bool:
+    return bool(np.allclose(value, expected, rtol=RELATIVE_TOLERANCE, atol=tolerance * _scale(expected)))
 
 
 def _scale(expected: Array) -> float:

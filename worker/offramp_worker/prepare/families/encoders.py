@@ -92,15 +92,23 @@ class BertLayer(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return out
 
 
+class Embedding(nn.Embedding):  # type: ignore[misc]  # torch is untyped here
+    """Draws nothing where it has no memory: torch would load its compiler for that, which takes seconds."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Embeddings(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """Words plus positions (plus token types, 0 where none are given), normalised."""
 
     def __init__(self, *, words: int, positions: int, width: int, types: int, epsilon: float) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(words, width)
-        self.position_embeddings = nn.Embedding(positions, width)
+        self.word_embeddings = Embedding(words, width)
+        self.position_embeddings = Embedding(positions, width)
         if types:
-            self.token_type_embeddings = nn.Embedding(types, width)
+            self.token_type_embeddings = Embedding(types, width)
         self.typed = types > 0
         self.LayerNorm = nn.LayerNorm(width, eps=epsilon)
 

@@ -19,7 +19,7 @@ from offramp_core.task import Task
 from offramp_worker.bundle.graph import stage_model, tapped_model
 from offramp_worker.bundle.heads import KINDS, TOP_LABEL_TASK, HeadNodes, head_nodes, parameter_shapes
 from offramp_worker.bundle.lengths import by_length, pad_rows
-from offramp_worker.devices import open_session
+from offramp_worker.devices import CPU, Device, open_session
 from offramp_worker.prepare.places.cuts import Place
 from offramp_worker.prepare.source.data import FloatArray, InputArray
 from offramp_worker.prepare.source.sources import Backbone
@@ -179,14 +179,22 @@ def collect_maps(
 
 
 def tapped_logits(
-    backbone: Backbone, heads: Sequence[HeadNodes], x: InputArray, *, threads: int, advance: Advance
+    backbone: Backbone,
+    heads: Sequence[HeadNodes],
+    x: InputArray,
+    *,
+    threads: int,
+    device: Device = CPU,
+    advance: Advance,
 ) -> tuple[FloatArray, list[FloatArray]]:
-    """The model's logits (n, n_classes) and each head's output, computed as a worker's audits compute them."""
-    session = open_session(tapped_model(backbone.model, heads), threads=threads)
+    """The model's logits (n, n_classes) and each head's output, computed as a worker's audits on the device compute
+    them."""
+    session = open_session(tapped_model(backbone.model, heads), threads=threads, device=device)
     names = [backbone.output.name, *(head.output for head in heads)]
     out: list[FloatArray] = []
     for rows in by_length(x, backbone.input, size=CHUNK_ROWS):
-        values = session.run(names, {backbone.input.name: pad_rows([x[rows]], backbone.input)})
+        with device.turn:
+            values = session.run(names, {backbone.input.name: pad_rows([x[rows]], backbone.input)})
         if not out:
             out = [np.empty((len(x), *value.shape[1:]), dtype=np.float32) for value in values]
         for whole, value in zip(out, values, strict=True):
@@ -195,11 +203,13 @@ def tapped_logits(
     return out[0], out[1:]
 
 
-def model_logits(session: Any, x: InputArray, spec: TensorSpec) -> FloatArray:
-    """What a whole model with the input ``spec`` says about rows ``x`` (n, ...): its logits (n, n_classes)."""
+def model_logits(session: Any, x: InputArray, spec: TensorSpec, *, device: Device = CPU) -> FloatArray:
+    """What a whole model with the input ``spec``, in a session on the device, says about rows ``x`` (n, ...): its
+    logits (n, n_classes)."""
     outputs: FloatArray | None = None
     for rows in by_length(x, spec, size=CHUNK_ROWS):
-        (logits,) = session.run(None, {spec.name: pad_rows([x[rows]], spec)})
+        with device.turn:
+            (logits,) = session.run(None, {spec.name: pad_rows([x[rows]], spec)})
         if outputs is None:
             outputs = np.empty((len(x), logits.shape[1]), dtype=np.float32)
         outputs[rows] = logits

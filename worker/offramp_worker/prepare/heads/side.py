@@ -25,7 +25,8 @@ from offramp_worker.prepare.heads.scales import ending_in_logits
 from offramp_worker.prepare.heads.selection import LOOSEST, RampCost, RampMerit, merit
 from offramp_worker.prepare.measuring.profiling import side_seconds
 from offramp_worker.prepare.places.cuts import INPUT_POSITION
-from offramp_worker.prepare.precision.quantizing import Quantized, choose_quantized
+from offramp_worker.prepare.precision.judging import Lowered
+from offramp_worker.prepare.precision.quantizing import choose_quantized
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.source.data import FloatArray, InputArray
 from offramp_worker.prepare.source.sources import Backbone, load_backbone
@@ -45,7 +46,7 @@ class Side:
     spec: RampSpec
     source: str
     model: onnx.ModelProto
-    quantized: Quantized | None
+    quantized: Lowered | None
     seconds: Mapping[int, float]
     merit: RampMerit | None = None
     refused: str = ""

@@ -22,14 +22,18 @@ import numpy.typing as npt
 import onnx
 
 from offramp_core.bundle import TensorSpec
+from offramp_core.precision import EXACT
+from offramp_worker.bundle.graph import input_name
 from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.devices import CPU, Device, open_session
+from offramp_worker.padded import run_at_once
 from offramp_worker.prepare.measuring.profiling import Job, time_jobs
 
 BATCH_SIZES = (1, 4, 16, 32)
 COMPILE_LIMIT = 60.0
 MUCH_FASTER = 0.9
-ORT_FP32, ORT_INT8 = "onnxruntime-fp32", "onnxruntime-int8"
+ORT = "onnxruntime-"  # and a precision
+ORT_FP32 = f"{ORT}{EXACT}"
 EAGER, COMPILED = "torch-eager", "torch-compile"
 
 Array = npt.NDArray[Any]
@@ -141,8 +145,8 @@ def _timed(
 
 def _ort(model: onnx.ModelProto, *, threads: int, device: Device) -> Callable[[Array], object]:
     session = open_session(model, threads=threads, device=device)
-    entry = session.get_inputs()[0].name
-    return lambda rows: session.run(None, {entry: rows})
+    entry = input_name(model)
+    return lambda rows: run_at_once(session, {entry: rows})
 
 
 def _torch(module: Any) -> Callable[[Array], object]:

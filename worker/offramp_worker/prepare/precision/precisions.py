@@ -1,4 +1,4 @@
-"""What approximates the backbone as a whole: its int8 form with the heads read off it, and side models at the input.
+"""What approximates the backbone as a whole: lower precisions with heads read off them, and side models at the input.
 
 All of them spend from the one disagreement budget, so all of them are recorded beside the exits: a row of records has
 the columns of :mod:`offramp_core.columns`.
@@ -6,9 +6,9 @@ the columns of :mod:`offramp_core.columns`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ import onnx
 from offramp_core.bundle import PrecisionSpec, Profile, RampSpec, side_model_file
 from offramp_core.columns import final_id
 from offramp_core.precision import EXACT, Precision
-from offramp_worker.devices import Device
+from offramp_worker.devices import CPU, CUDA, CUDA_TF32, WEBGPU, Device
 from offramp_worker.prepare.heads.features import Advance, blank_heads, heads_of, tapped_logits
 from offramp_worker.prepare.heads.objectives import softmax
 from offramp_worker.prepare.heads.scales import temperature, with_temperature
@@ -32,15 +32,41 @@ from offramp_worker.prepare.heads.selection import (
 from offramp_worker.prepare.heads.side import Side, cannot_pay, load_side, side_logits, side_merit
 from offramp_worker.prepare.measuring.profiling import Measurements, measure, profile_of, with_chain, with_heads
 from offramp_worker.prepare.places.cuts import Place
+from offramp_worker.prepare.precision.halving import choose_half
+from offramp_worker.prepare.precision.judging import Lowered
 from offramp_worker.prepare.precision.mixing import Exits
-from offramp_worker.prepare.precision.quantizing import Quantized, choose_quantized
+from offramp_worker.prepare.precision.quantizing import choose_quantized
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.source.data import FloatArray, InputArray
 from offramp_worker.prepare.source.sources import Backbone
 
-INT8: Precision = "int8"
-INT8_FILE = "backbone.int8.onnx"
 Allowed = Literal["auto", "exact"]
+
+
+class Choose(Protocol):
+    """Makes a lower precision of a backbone in every way that may pay on the device, and keeps the best, or none."""
+
+    def __call__(
+        self,
+        backbone: Backbone,
+        x: InputArray,
+        *,
+        cuts: Collection[str],
+        exits: Exits,
+        seed: int,
+        threads: int,
+        seconds: float,
+        device: Device,
+    ) -> Lowered: ...
+
+
+#: The precisions below fp32 that are tried on a device, and who makes them.
+LOWER: Mapping[str, Mapping[Precision, Choose]] = {
+    CPU.name: {"int8": choose_quantized},
+    CUDA.name: {"fp16": choose_half},
+    CUDA_TF32.name: {"fp16": choose_half},
+    WEBGPU.name: {"fp16": choose_half},
+}
 
 HeadOutputs = dict[str, FloatArray]
 Tensors = Mapping[str, Mapping[str, FloatArray]]
@@ -48,19 +74,29 @@ Tensors = Mapping[str, Mapping[str, FloatArray]]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One graph of the backbone with the ramps read off it and what they cost. ``places`` are those of the fp32
-    graph."""
+    """The backbone's graph at one precision with the ramps read off it and what they cost. ``places`` are those of the
+    fp32 graph."""
 
     backbone: Backbone
     places: tuple[Place, ...]
     ramps: tuple[RampSpec, ...]
     parameters: Tensors
     measured: Measurements
+    precision: Precision = EXACT
+
+    @property
+    def file(self) -> str:
+        """The graph's in the bundle, unless it is the reference."""
+        return f"backbone.{self.precision}.onnx"
 
     def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, HeadOutputs]:
-        """The graph's logits (n, n_classes) and each ramp's, in one pass as a worker's audits make it."""
+        """The graph's logits (n, n_classes) and each ramp's, in one pass as a worker's audits make it.
+
+        fp32 says the same everywhere, but for the order of sums; a lower precision is asked on its device.
+        """
+        device = CPU if self.precision == EXACT else self.measured.device
         nodes = heads_of(self.ramps, self.places, tensors=self.parameters, task=self.backbone.task)
-        final, logits = tapped_logits(self.backbone, nodes, x, threads=threads, advance=advance)
+        final, logits = tapped_logits(self.backbone, nodes, x, threads=threads, device=device, advance=advance)
         return final, {spec.id: values for spec, values in zip(self.ramps, logits, strict=True)}
 
 
@@ -68,9 +104,9 @@ class Chain:
 class Work:
     """How approximations are made: rows that are no records, and the means.
 
-    ``rows`` (n, ...) calibrate and judge int8 graphs; ``validation`` (m, ...), which no head has learned from, judges
-    ramps and makes quantile tables. ``threads`` are those of one worker on the ``device``, ``pass_threads`` those of a
-    pass over data.
+    ``rows`` (n, ...) calibrate and judge graphs of lower precisions; ``validation`` (m, ...), which no head has learned
+    from, judges ramps and makes quantile tables. ``threads`` are those of one worker on the ``device``,
+    ``pass_threads`` those of a pass over data.
     """
 
     rows: InputArray
@@ -88,15 +124,15 @@ class Work:
 class Approximations:
     """The fp32 chain with everything that may stand in for it.
 
+    ``others`` are the chains of lower precisions that stay, ``lowered`` tells what was tried at each that was allowed.
     ``head_outputs`` maps the columns that the fp32 heads do not fill to their logits on the validation rows.
-    ``quantized`` tells what was tried, None where int8 was not allowed. ``refused`` are side models and int8 ramps that
-    do not stay.
+    ``refused`` are side models and ramps of other chains that do not stay.
     """
 
     exact: Chain
     sides: tuple[Side, ...]
-    int8: Chain | None
-    quantized: Quantized | None
+    others: tuple[Chain, ...]
+    lowered: Mapping[Precision, Lowered]
     head_outputs: Mapping[str, FloatArray]
     refused: tuple[CandidateVerdict, ...]
 
@@ -110,46 +146,48 @@ class Approximations:
     @property
     def ramps(self) -> tuple[RampSpec, ...]:
         """All ramps of the bundle, in the order of records."""
-        return (*self._fp32, *(self.int8.ramps if self.int8 else ()))
+        return (*self._fp32, *(spec for chain in self.others for spec in chain.ramps))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The ids of the columns of records."""
-        ids = tuple(spec.id for spec in self.ramps)
-        return (*ids, final_id(INT8)) if self.int8 else ids
+        of_others = (id for c in self.others for id in (*(spec.id for spec in c.ramps), final_id(c.precision)))
+        return (*(spec.id for spec in self._fp32), *of_others)
 
     @property
     def column_precisions(self) -> tuple[str, ...]:
         """The chain of each column; empty for those at the input, which every chain shares."""
         n_input, n_fp32 = len(self.at_input), len(self._fp32)
-        return (*[""] * n_input, *[EXACT] * (n_fp32 - n_input), *[INT8] * (len(self.columns) - n_fp32))
+        of_others = (chain.precision for chain in self.others for _ in range(len(chain.ramps) + 1))
+        return (*[""] * n_input, *[EXACT] * (n_fp32 - n_input), *of_others)
 
     @property
     def precisions(self) -> tuple[PrecisionSpec, ...]:
         """The other graphs of the backbone, for the manifest."""
-        return (PrecisionSpec(INT8, INT8_FILE, self.quantized.method),) if self.int8 and self.quantized else ()
+        return tuple(PrecisionSpec(c.precision, c.file, self.lowered[c.precision].method) for c in self.others)
 
     @property
     def graphs(self) -> dict[str, onnx.ModelProto]:
         """The other graphs by their file in the bundle."""
         files = {side_model_file(side.spec.id): side.model for side in self.sides}
-        return files | ({INT8_FILE: self.int8.backbone.model} if self.int8 else {})
+        return files | {chain.file: chain.backbone.model for chain in self.others}
 
     @property
     def profile(self) -> Profile:
         """Seconds of every chain."""
         sides = {side.spec.id: side.seconds for side in self.sides}
         profile = profile_of(self._fp32, with_heads(self.exact.measured, sides))
-        if self.int8 is None:
-            return profile
         heads = [s.id for s in self.at_input if s.id not in sides]
         shared = sides | {h: {b.batch_size: b.head_seconds[h] for b in self.exact.measured.batches} for h in heads}
-        return with_chain(profile, INT8, (*self.at_input, *self.int8.ramps), with_heads(self.int8.measured, shared))
+        for chain in self.others:
+            ramps = (*self.at_input, *chain.ramps)
+            profile = with_chain(profile, chain.precision, ramps, with_heads(chain.measured, shared))
+        return profile
 
     def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, HeadOutputs]:
         """The reference's logits (n, n_classes) and those of every column."""
         reference, head_outputs = self.exact.score(x, threads=threads, advance=advance)
-        return reference, head_outputs | _score_others(self.exact, self.sides, self.int8, x, threads=threads)
+        return reference, head_outputs | _score_others(self.exact, self.sides, self.others, x, threads=threads)
 
     @property
     def _fp32(self) -> tuple[RampSpec, ...]:
@@ -158,7 +196,7 @@ class Approximations:
 
 
 def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approximations:
-    """Quantise the backbone and load side models; keep what pays.
+    """Make lower precisions of the backbone and load side models; keep what pays.
 
     Parameters
     ----------
@@ -173,24 +211,30 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
     reference, heard = exact.score(work.validation, threads=work.pass_threads, advance=_silent)
     sides = _sides(exact, side_uris, reference, work)
     kept = tuple(side for side in sides if not side.refused)
-    quantized, int8 = _int8_chain(exact, _exits(exact, heard, reference), work)
-    head_outputs = _score_others(exact, kept, int8, work.validation, threads=work.pass_threads)
+    lowered: dict[Precision, Lowered] = {}
+    chains: list[Chain] = []
+    if work.allowed == "auto":
+        exits = _exits(exact, heard, reference)
+        for precision, choose in LOWER[work.device.name].items():
+            lowered[precision] = made = _lower(precision, choose, exact, exits, work)
+            if made.model is not None:
+                chains.append(_chain(precision, made.model, exact, work))
+    head_outputs = _score_others(exact, kept, chains, work.validation, threads=work.pass_threads)
     refused = [CandidateVerdict(side.spec, side.merit, side.refused) for side in sides if side.refused and side.merit]
-    if int8 is not None:
-        verdicts = _judge_int8(int8, exact.measured, head_outputs, reference)
-        paying = tuple(v.spec for v in verdicts if not v.refused)
+    for index, chain in enumerate(chains):
+        verdicts = _judge(chain, exact.measured, head_outputs, reference)
+        chains[index] = replace(chain, ramps=tuple(v.spec for v in verdicts if not v.refused))
         refused += [v for v in verdicts if v.refused]
-        head_outputs = {
-            key: value for key, value in head_outputs.items() if key not in {v.spec.id for v in verdicts if v.refused}
-        }
-        int8 = replace(int8, ramps=paying)
-    return Approximations(exact, kept, int8, quantized, head_outputs, tuple(refused))
+    gone = {v.spec.id for v in refused}
+    head_outputs = {key: value for key, value in head_outputs.items() if key not in gone}
+    return Approximations(exact, kept, tuple(chains), lowered, head_outputs, tuple(refused))
 
 
 def merits(
     found: Approximations, head_outputs: Mapping[str, FloatArray], reference: FloatArray
 ) -> dict[str, RampMerit]:
-    """What side models and int8 ramps are worth by the logits they gave, against the fp32 backbone's time."""
+    """What side models and ramps of other chains are worth by the logits they gave, against the fp32 backbone's
+    time."""
     exact = {b.batch_size: b.exact_seconds for b in found.exact.measured.batches}
     values = {
         s.spec.id: side_merit(
@@ -198,12 +242,12 @@ def merits(
         )
         for s in found.sides
     }
-    if found.int8 is not None:
-        measured = found.exact.measured
-        values |= {
-            spec.id: _int8_merit(found.int8, measured, spec, head_outputs, reference) for spec in found.int8.ramps
-        }
-    return values
+    measured = found.exact.measured
+    return values | {
+        spec.id: _merit(chain, measured, spec, head_outputs, reference)
+        for chain in found.others
+        for spec in chain.ramps
+    }
 
 
 def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work) -> list[Side]:
@@ -215,7 +259,7 @@ def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work)
             exact.backbone,
             work.rows,
             taken={*(spec.id for spec in exact.ramps), *(other.spec.id for other in sides)},
-            quantize=work.allowed == "auto",
+            quantize=work.allowed == "auto" and work.device.is_cpu,
             seed=work.seed,
             threads=work.threads,
             device=work.device,
@@ -237,32 +281,34 @@ def _exits(exact: Chain, head_outputs: Mapping[str, FloatArray], reference: Floa
     return Exits({budget: max([0.0, *(worth.utility[budget] for worth in worths)]) for budget in BUDGETS})
 
 
-def _int8_chain(exact: Chain, exits: Exits, work: Work) -> tuple[Quantized | None, Chain | None]:
-    """The int8 graph with all heads read off it, measured."""
-    if work.allowed == "exact":
-        return None, None
+def _lower(precision: Precision, choose: Choose, exact: Chain, exits: Exits, work: Work) -> Lowered:
+    """The backbone at a lower precision, or why it stays without."""
     entry = exact.backbone.input.name
-    inside = tuple(place for place in exact.places if place.tensor != entry)
-    with work.reporter.step("quantise the model", total=1) as advance:
-        quantized = choose_quantized(
+    with work.reporter.step(f"try the model at {precision}", total=1) as advance:
+        lowered = choose(
             exact.backbone,
             work.rows,
-            cuts={place.tensor for place in inside},
+            cuts={place.tensor for place in exact.places if place.tensor != entry},
             exits=exits,
             seed=work.seed,
             threads=work.threads,
             seconds=work.seconds / 2,
+            device=work.device,
         )
         advance(1)
-    if quantized.model is None:
-        return quantized, None
-    backbone = replace(exact.backbone, model=quantized.model)
-    made = {name for node in quantized.model.graph.node for name in node.output}
-    ramps = tuple(replace(spec, id=f"{INT8}/{spec.id}", precision=INT8) for spec in exact.ramps if spec.tensor in made)
+    return lowered
+
+
+def _chain(precision: Precision, model: onnx.ModelProto, exact: Chain, work: Work) -> Chain:
+    """A graph of the backbone with all heads read off it, measured."""
+    backbone = replace(exact.backbone, model=model)
+    made = {name for node in model.graph.node for name in node.output}
+    own = [spec for spec in exact.ramps if spec.tensor in made]
+    ramps = tuple(replace(spec, id=f"{precision}/{spec.id}", precision=precision) for spec in own)
     read = {spec.tensor for spec in ramps}
-    inside = tuple(place for place in inside if place.tensor in read)
+    inside = tuple(place for place in exact.places if place.tensor in read)
     sizes = [batch.batch_size for batch in exact.measured.batches]
-    with work.reporter.step("measure the int8 profile", total=len(sizes)) as advance:
+    with work.reporter.step(f"measure the {precision} profile", total=len(sizes)) as advance:
         measured = measure(
             backbone,
             inside,
@@ -271,53 +317,54 @@ def _int8_chain(exact: Chain, exits: Exits, work: Work) -> tuple[Quantized | Non
             threads=work.threads,
             seconds=work.seconds,
             batch_sizes=sizes,
+            device=work.device,
             advance=advance,
         )
-    parameters = {spec.id: exact.parameters[spec.id.removeprefix(f"{INT8}/")] for spec in ramps}
+    parameters = {spec.id: exact.parameters[one.id] for spec, one in zip(ramps, own, strict=True)}
     ramps = tuple(replace(spec, depth=round(measured.depth(spec.position), 6)) for spec in ramps)
-    return quantized, Chain(backbone, inside, ramps, parameters, measured)
+    return Chain(backbone, inside, ramps, parameters, measured, precision)
 
 
-def _judge_int8(
-    int8: Chain, exact: Measurements, head_outputs: Mapping[str, FloatArray], reference: FloatArray
+def _judge(
+    chain: Chain, exact: Measurements, head_outputs: Mapping[str, FloatArray], reference: FloatArray
 ) -> tuple[CandidateVerdict, ...]:
-    """Refuse ramps whose head costs more than leaving there saves of the int8 backbone's time."""
+    """Refuse ramps whose head costs more than leaving there saves of their own backbone's time."""
     verdicts = []
-    for spec in int8.ramps:
-        worth = _int8_merit(int8, exact, spec, head_outputs, reference)
+    for spec in chain.ramps:
+        worth = _merit(chain, exact, spec, head_outputs, reference)
         saved = [
             worth.exits[LOOSEST] * (1 - b.depth_at(spec.position)) - b.head_share(spec.id)
-            for b in int8.measured.batches
+            for b in chain.measured.batches
         ]
-        reason = "" if max(saved) > 0 else "at int8 the head costs more than leaving here could save"
+        reason = "" if max(saved) > 0 else f"at {chain.precision} the head costs more than leaving here could save"
         verdicts.append(CandidateVerdict(spec, worth, reason))
     return tuple(verdicts)
 
 
-def _int8_merit(
-    int8: Chain, exact: Measurements, spec: RampSpec, head_outputs: Mapping[str, FloatArray], reference: FloatArray
+def _merit(
+    chain: Chain, exact: Measurements, spec: RampSpec, head_outputs: Mapping[str, FloatArray], reference: FloatArray
 ) -> RampMerit:
-    """Costs are shares of the fp32 backbone's time, so that ramps of both chains compare."""
+    """Costs are shares of the fp32 backbone's time, so that ramps of all chains compare."""
     baseline = {b.batch_size: b.exact_seconds for b in exact.batches}
-    own = {b.batch_size: b for b in int8.measured.batches}
+    own = {b.batch_size: b for b in chain.measured.batches}
     costs = RampCost(
         {size: b.head_seconds[spec.id] / baseline[size] for size, b in own.items()},
         {size: b.depth_at(spec.position) * b.exact_seconds / baseline[size] for size, b in own.items()},
     )
-    task = int8.backbone.task
+    task = chain.backbone.task
     return merit(task, head_outputs[spec.id], task.answers(reference), costs)
 
 
 def _score_others(
-    exact: Chain, sides: Sequence[Side], int8: Chain | None, x: InputArray, *, threads: int
+    exact: Chain, sides: Sequence[Side], chains: Sequence[Chain], x: InputArray, *, threads: int
 ) -> HeadOutputs:
-    """Logits of side models, of the int8 ramps and of the whole int8 backbone."""
+    """Logits of side models, of the ramps of other chains and of their whole backbones."""
     logits = side_logits(sides, x, exact.backbone.input, threads=threads)
     head_outputs = {side.spec.id: values for side, values in zip(sides, logits, strict=True)}
-    if int8 is None:
-        return head_outputs
-    final, ramps = int8.score(x, threads=threads, advance=_silent)
-    return head_outputs | ramps | {final_id(INT8): final}
+    for chain in chains:
+        final, ramps = chain.score(x, threads=threads, advance=_silent)
+        head_outputs |= ramps | {final_id(chain.precision): final}
+    return head_outputs
 
 
 def _silent(_done: int) -> None:

@@ -12,26 +12,19 @@ which is what everything behind reads. Stages are cut out of the graph as ONNX R
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 
 from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.dataflow import dependent_tensors, graph_steps
-from offramp_worker.bundle.graph import input_name, output_name, with_outputs
-from offramp_worker.bundle.lengths import typical_batch
-from offramp_worker.bundle.tensors import closed_options
-from offramp_worker.devices import open_session
-from offramp_worker.prepare.heads.features import model_logits
-from offramp_worker.prepare.measuring.profiling import Job, time_jobs
+from offramp_worker.bundle.graph import input_name, output_name
+from offramp_worker.devices import CPU, Device
 from offramp_worker.prepare.places.cuts import WEIGHTED_OPERATORS, float_tensors
 from offramp_worker.prepare.precision.calibration import (
     RANGE_METHODS,
@@ -48,71 +41,20 @@ from offramp_worker.prepare.precision.convolutions import (
     with_even_channels,
     with_levels,
 )
-from offramp_worker.prepare.precision.mixing import (
-    Exits,
-    Measure,
-    Part,
-    error_variance,
-    expected_disagreement,
-    margin_errors,
-    parts_of,
-    promising,
-    worth,
-)
+from offramp_worker.prepare.precision.folding import folded, tidied
+from offramp_worker.prepare.precision.judging import JUDGED_ROWS, Candidate, Judge, Lowered
+from offramp_worker.prepare.precision.mixing import Exits, Part, parts_of, promising, worth
 from offramp_worker.prepare.precision.products import integer_products
-from offramp_worker.prepare.source.data import FloatArray
 from offramp_worker.prepare.source.sources import Backbone
 
 CALIBRATION_ROWS = 128
-JUDGED_ROWS = 1_000
-MAX_DISAGREEMENT = 0.05
-WORTHWHILE = 0.9  # of the fp32 time, at some batch size
 AS_FAST = 1.05  # times that differ by less are equal
-COMPARED_SIZES = (1, 4, 16, 32)
-QUICK_SIZES = (1, 16)
 DYNAMIC = "dynamic"
 KEEPS_FLOAT = ("Relu", "Clip")
 IN_FLOAT = ", in float: "
 CONVOLUTIONS, PRODUCTS = ("Conv", "ConvTranspose"), ("MatMul", "Gemm")
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to quantise and what it is worth.
-
-    ``disagreement`` is the share of judged rows it answers differently from fp32, ``expected`` the same by its errors
-    on all of them, ``ratio`` its time over fp32's by batch size. ``refused`` says why it does not stay; empty for the
-    one that does.
-    """
-
-    method: str
-    disagreement: float
-    expected: float
-    ratio: Mapping[int, float]
-    refused: str = ""
-
-    @property
-    def time(self) -> float:
-        """Mean ratio."""
-        return float(np.mean(list(self.ratio.values())))
-
-
-@dataclass(frozen=True, slots=True)
-class Quantized:
-    """The graph that stays, or None, and everything that was tried."""
-
-    model: onnx.ModelProto | None
-    method: str
-    tried: tuple[Candidate, ...]
-
-    @property
-    def refused(self) -> str:
-        """Why there is none; empty where there is one."""
-        if self.model is not None:
-            return ""
-        return "; ".join(f"{c.method}: {c.refused}" for c in self.tried) or "it has no weighted operator to quantise"
 
 
 def choose_quantized(
@@ -124,7 +66,8 @@ def choose_quantized(
     seed: int,
     threads: int,
     seconds: float,
-) -> Quantized:
+    device: Device = CPU,
+) -> Lowered:
     """Quantise a model in every way that may pay, and keep the best.
 
     Parameters
@@ -141,7 +84,7 @@ def choose_quantized(
     threads : int
         CPU threads of the sessions that are timed.
     seconds : float
-        Time spent on timing, about.
+        Time spent on timing, about, on the ``device``.
 
     Notes
     -----
@@ -155,23 +98,23 @@ def choose_quantized(
     static = static_parts(backbone, calibration, cuts=cuts, threads=threads)
     models = static.models if static else _dynamic_models(backbone, calibration, cuts=cuts, threads=threads)
     if not models:
-        return Quantized(None, "", ())
-    judge = _Judge.of(backbone, judged, threads=threads)
-    tried = judge.candidates(models, seconds=seconds / 2)
+        return Lowered(None, "", (), "it has no weighted operator to quantise")
+    judge = Judge.of(backbone, judged, threads=threads, device=device)
+    tried = judge.candidates(models, seconds=seconds / 2, kind=_kind)
     best = _best([c for c in tried if not c.refused])
     if static is not None and exits is not None:
         # One sensitive part is reason enough to refuse the whole, and none to do without the rest.
         base = best or min(tried, key=lambda c: c.expected)
         mixtures = _mixtures(static, base.method, judge, exits, seconds=seconds / 2)
         models |= mixtures
-        tried += judge.candidates(mixtures, seconds=seconds / 2)
+        tried += judge.candidates(mixtures, seconds=seconds / 2, kind=_kind)
         rivals = [c for c in tried if not c.refused and (c is best or c.method in mixtures)]
         best = max(rivals, key=lambda c: worth(c.time, c.expected, exits), default=None)
     if best is None:
-        return Quantized(None, "", tried)
+        return Lowered(None, "", tried)
     better = f"{best.method} is worth more: the least time and disagreement together"
     tried = tuple(c if c.refused or c is best else replace(c, refused=better) for c in tried)
-    return Quantized(models[best.method], best.method, tried)
+    return Lowered(models[best.method], best.method, tried)
 
 
 def quantized_models(
@@ -209,12 +152,12 @@ class Static:
         ranges |= {name: value_range(h, method) for name, h in self.histograms.items()}
         model = _static(even, ranges, floats={*names, *self.exclude}, cuts=self.cuts)
         with_levels(model, self.studied.levels)
-        return _tidied(model)
+        return tidied(model)
 
 
 def static_parts(backbone: Backbone, calibration: Array, *, cuts: Collection[str], threads: int) -> Static | None:
     """What static graphs are made of; None where no convolutions prevail."""
-    prepared = _optimised(backbone.model, keep=cuts)
+    prepared = _prepared(backbone.model, cuts)
     if not _convolutions_prevail(prepared):
         return None
     return Static(
@@ -235,14 +178,14 @@ def _convolutions_prevail(model: onnx.ModelProto) -> bool:
 def _dynamic_models(
     backbone: Backbone, calibration: Array, *, cuts: Collection[str], threads: int
 ) -> dict[str, onnx.ModelProto]:
-    prepared = _optimised(backbone.model, keep=cuts)
+    prepared = _prepared(backbone.model, cuts)
     if not any(node.op_type in PRODUCTS for node in prepared.graph.node):
         return {}
     last = _last_weighted(prepared)
-    return {DYNAMIC: _tidied(integer_products(prepared, calibration, backbone.input, exclude=last, threads=threads))}
+    return {DYNAMIC: tidied(integer_products(prepared, calibration, backbone.input, exclude=last, threads=threads))}
 
 
-def _mixtures(static: Static, base: str, judge: _Judge, exits: Exits, *, seconds: float) -> dict[str, onnx.ModelProto]:
+def _mixtures(static: Static, base: str, judge: Judge, exits: Exits, *, seconds: float) -> dict[str, onnx.ModelProto]:
     """The graph ``base`` with parts in float, for the sets of parts that promise most."""
     method: RangeMethod = next(m for m in RANGE_METHODS if base == _static_name(m))
     parts = parts_of(static.prepared, exclude=static.exclude)
@@ -253,86 +196,14 @@ def _mixtures(static: Static, base: str, judge: _Judge, exits: Exits, *, seconds
     return {f"{base}{IN_FLOAT}{', '.join(part.name for part in some)}": static.model(method, some) for some in sets}
 
 
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    """Rows with what fp32 says of them, and what to compare with it."""
-
-    fp32: ort.InferenceSession
-    rows: Array
-    spec: TensorSpec
-    logits: FloatArray
-    threads: int
-
-    @classmethod
-    def of(cls, backbone: Backbone, rows: Array, *, threads: int) -> _Judge:
-        session = open_session(backbone.model, threads=threads)
-        return cls(session, rows, backbone.input, model_logits(session, rows, backbone.input), threads)
-
-    @property
-    def margins(self) -> npt.NDArray[np.float64]:
-        return margin_errors(self.logits, self.logits)[0]
-
-    def candidates(self, models: Mapping[str, onnx.ModelProto], *, seconds: float) -> tuple[Candidate, ...]:
-        sessions = {method: open_session(model, threads=self.threads) for method, model in models.items()}
-        # Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between
-        # them is a matter of answers alone, and the same for the same seed.
-        ratios = self._ratios({_kind(method): session for method, session in sessions.items()}, COMPARED_SIZES, seconds)
-        outputs = {method: self._outputs(session, self.rows) for method, session in sessions.items()}
-        candidates = (
-            Candidate(
-                method,
-                float((logits.argmax(axis=1) != self.logits.argmax(axis=1)).mean()),
-                expected_disagreement(error_variance(logits, self.logits), self.margins),
-                ratios[_kind(method)],
-            )
-            for method, logits in outputs.items()
-        )
-        return tuple(replace(c, refused=_cannot_pay(c)) for c in candidates)
-
-    def measures(self, models: Mapping[str, onnx.ModelProto], *, seconds: float) -> dict[str, Measure]:
-        """Quick ones, on the rows that matter: those with the least margins."""
-        near = np.argsort(self.margins, kind="stable")[: max(1, len(self.rows) // 4)]
-        sessions = {name: open_session(model, threads=self.threads) for name, model in models.items()}
-        ratios = self._ratios(sessions, QUICK_SIZES, seconds)
-        return {
-            name: Measure(
-                float(np.mean(list(ratios[name].values()))),
-                float((margin_errors(self._outputs(session, self.rows[near]), self.logits[near])[1] ** 2).mean()),
-            )
-            for name, session in sessions.items()
-        }
-
-    def _outputs(self, session: ort.InferenceSession, rows: Array) -> FloatArray:
-        return model_logits(session, rows, self.spec)
-
-    def _ratios(
-        self, sessions: Mapping[str, ort.InferenceSession], sizes: Sequence[int], seconds: float
-    ) -> dict[str, dict[int, float]]:
-        timed = {"fp32": self.fp32, **sessions}
-        ratios: dict[str, dict[int, float]] = {name: {} for name in timed}
-        for size in sizes:
-            batch = typical_batch(self.rows, self.spec, size=size)
-            jobs = {name: Job(_call(session, batch)) for name, session in timed.items()}
-            medians = time_jobs(jobs, threads=self.threads, seconds=seconds / len(sizes))
-            for name in timed:
-                ratios[name][size] = medians[name] / medians["fp32"]
-        return ratios
-
-
 def _static_name(method: RangeMethod) -> str:
     return f"static-{method}"
 
 
 def _kind(method: str) -> str:
+    """Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between them
+    is a matter of answers alone, and the same for the same seed."""
     return method if IN_FLOAT in method else method.partition("-")[0]
-
-
-def _cannot_pay(candidate: Candidate) -> str:
-    if candidate.disagreement > MAX_DISAGREEMENT:
-        return f"it answers {candidate.disagreement:.1%} of the rows differently; at most {MAX_DISAGREEMENT:.0%} may be"
-    if (best := min(candidate.ratio.values())) > WORTHWHILE:
-        return f"it takes {best:.2f} of the fp32 time at best; {WORTHWHILE} or less would pay"
-    return ""
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -341,26 +212,10 @@ def _best(candidates: Sequence[Candidate]) -> Candidate | None:
     return min(fast, key=lambda c: c.expected, default=None)
 
 
-def _call(session: ort.InferenceSession, rows: Array) -> Callable[[], object]:
-    feed = {session.get_inputs()[0].name: rows}
-    return lambda: session.run(None, feed)
-
-
-def _optimised(model: onnx.ModelProto, *, keep: Collection[str]) -> onnx.ModelProto:
-    """The graph with constants folded and normalisation merged into convolutions; tensors in ``keep`` survive."""
-    probe, outputs = with_outputs(model, sorted(keep)), len(model.graph.output)
-    options = closed_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    with tempfile.TemporaryDirectory() as folder:
-        options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
-        ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        optimised = onnx.load(options.optimized_model_filepath)
-    del optimised.graph.output[outputs:], optimised.graph.value_info[:]  # quantising makes notes of shapes stale
-    for index, node in enumerate(optimised.graph.node):
-        node.name = f"n{index}"  # nodes are excluded by name, and the exporter's need not be unique
-    return optimised
+def _prepared(model: onnx.ModelProto, cuts: Collection[str]) -> onnx.ModelProto:
+    prepared = folded(model, keep=cuts)
+    del prepared.graph.value_info[:]  # quantising makes notes of shapes stale
+    return prepared
 
 
 def _last_weighted(model: onnx.ModelProto) -> list[str]:
@@ -478,14 +333,6 @@ def _name_rounded(graph: onnx.GraphProto, cuts: Collection[str]) -> None:
 def _rename(tensors: Any, names: Mapping[str, str]) -> None:
     for index, name in enumerate(tensors):
         tensors[index] = names.get(name, name)
-
-
-def _tidied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Without notes, so that the bytes depend on the graph alone."""
-    model.producer_name, model.producer_version, model.doc_string = "offramp", "", ""
-    del model.metadata_props[:]
-    del model.graph.value_info[:]
-    return model
 
 
 @contextmanager

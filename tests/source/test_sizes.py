@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from parsed import PACKAGES, ROOT, nodes_of  # type: ignore[import-not-found]
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("[a-z]*/offramp_*") if path.is_dir())
 FUNCTION, CLASS = 60, 300
 
 
 def definitions(package: str) -> Iterator[tuple[str, str, int, int]]:
     """(file, name, lines, lines it may have) of every function and class, those within others too."""
-    for path in sorted((ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, nodes in nodes_of(package).items():
+        for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 limit = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
                 lines = (node.end_lineno or 0) - node.lineno + 1

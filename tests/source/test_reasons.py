@@ -5,30 +5,27 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
+import parsed  # type: ignore[import-not-found]
 import pytest
+from parsed import ROOT
 from website.conditions import TROUBLESHOOTING, entries
 
 from offramp_core.reasons import ConditionType, Reason, RequestOutcome
 
-ROOT = Path(__file__).parents[2]
 REGISTRY = ROOT / "core" / "offramp_core" / "reasons.py"
-CODE = [
-    path
-    for package in ("core/offramp_core", "operator/offramp_operator", "worker/offramp_worker", "cli/offramp_cli")
-    for path in (ROOT / package).rglob("*.py")
-    if path != REGISTRY
-]
+PACKAGES = ("core/offramp_core", "operator/offramp_operator", "worker/offramp_worker", "cli/offramp_cli")
 AS_IT_WAS_SAID = ("PassedOn", "parse_reason")
 
 
-@cache
-def nodes() -> tuple[ast.Attribute | ast.Call, ...]:
-    """Every attribute and call of the code."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in CODE)
-    return tuple(node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Call))
+def nodes() -> Iterator[ast.AST]:
+    """Every node of the code that says reasons."""
+    for package in PACKAGES:
+        for path, found in parsed.nodes_of(package).items():
+            if path != REGISTRY:
+                yield from found
 
 
 def test_every_entry_of_the_troubleshooting_page_is_about_a_registered_reason_and_begins_with_its_meaning() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from parsed import nodes  # type: ignore[import-not-found]
 
 
 def dataclasses() -> list[tuple[Path, ast.ClassDef]]:
     return [
         (path, node)
-        for path in sorted(ROOT.glob("[a-z]*/offramp_*/**/*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, found in nodes().items()
+        for node in found
         if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list)
     ]
 

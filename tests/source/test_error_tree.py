@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
+
+from parsed import nodes  # type: ignore[import-not-found]
 
 from offramp_core import errors
 
-ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"^(?P<indent>[ │]*)(?:[├└]── )?(?P<name>\w+Error)\b(?: \((?P<beside>\w+)\))?")
 
 
@@ -30,8 +30,8 @@ def written() -> dict[str, tuple[str, ...]]:
     """Bases of every class of the product that derives from the root, by name."""
     bases = {
         (path, node.name): tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases)
-        for path in ROOT.glob("[a-z]*/offramp_*/**/*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, all_of_it in nodes().items()
+        for node in all_of_it
         if isinstance(node, ast.ClassDef)
     }
     found = {"OfframpError": ()}

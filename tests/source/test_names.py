@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
+from parsed import PACKAGES, nodes_of  # type: ignore[import-not-found]
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("[a-z]*/offramp_*") if path.is_dir())
 # Each has a term of the field that says more: reported, outputs, poll, parent_death, peak_rate, trim, listener.
 AVOIDED = frozenset({"told", "said", "look", "leash", "peaks", "slim", "onlook", "onlooker", "onlookers"})
 BETWEEN_WORDS = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])")
 
 
-def defined(tree: ast.AST) -> Iterator[str]:
+def defined(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Names that code gives to something: functions, classes, parameters, variables, attributes, imports."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name
@@ -36,10 +34,8 @@ def avoided(name: str) -> bool:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_names_are_the_terms_of_the_field(package: str) -> None:
-    files = sorted((ROOT / package).rglob("*.py"))
-    assert files
-    found = [f"{file}: {name}" for file in files for name in {file.stem, *defined(ast.parse(file.read_text()))}]
-    assert [each for each in found if avoided(each.rpartition(": ")[2])] == []
+    found = {file: {file.stem, *defined(nodes)} for file, nodes in nodes_of(package).items()}
+    assert [f"{file}: {name}" for file, names in found.items() for name in names if avoided(name)] == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +56,7 @@ def test_names_are_the_terms_of_the_field(package: str) -> None:
     ],
 )
 def test_a_name_is_seen_wherever_code_gives_one(code: str) -> None:
-    assert any(map(avoided, defined(ast.parse(code))))
+    assert any(map(avoided, defined(ast.walk(ast.parse(code)))))
 
 
 def test_longer_words_that_hold_a_short_one_are_fine() -> None:
