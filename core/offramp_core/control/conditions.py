@@ -315,9 +315,9 @@ def _devices(facts: Facts) -> list[Condition]:
     found = [w.endpoint for w in facts.workers if w.endpoint.unhealthy]
     if not found:
         return []
-    told = (f"{e.name} {'serves' if e.ready else 'does not serve'} with {e.unhealthy}" for e in found)
+    unhealthy = (f"{e.name} {'serves' if e.ready else 'does not serve'} with {e.unhealthy}" for e in found)
     remedy = "see to the device, its driver and its plugin there, or delete the pod where another device is free"
-    message = f"{'; '.join(told)}; {remedy}"
+    message = f"{'; '.join(unhealthy)}; {remedy}"
     return [_condition(ConditionType.DEVICES_HEALTHY, "False", Reason.DEVICE_UNHEALTHY, message)]
 
 
