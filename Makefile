@@ -10,7 +10,7 @@ export OFFRAMP_DATA ?= ../shared/data
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check gen sbom docs test-fast test test-gpu coverage outages cluster cluster-down demo demo-generate demo-cluster bench soak soak-control clean
+.PHONY: help setup fmt check gen sbom docs test-fast test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-cluster bench soak soak-control clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,13 @@ test: check ## Everything: unit, property, API server, real cluster
 
 test-gpu: setup ## What runs on GPUs, on this machine's or else on one in software
 	@scripts/test-gpu
+
+bench-gpu: ## Figures of a GPU (20 minutes), after its tests; of one in software where there is no other
+	@test -f build/gpu-pack/packages.tar.xz || $(MAKE) --no-print-directory setup
+	@scripts/bench-gpu --tests
+
+bench-gpu-pack: setup ## What that needs on a machine without a network: build/gpu-pack, at most 64 MiB (PYTHON_VERSION=3.12 ARCH=90)
+	@$(BIN)/uv run --quiet --no-project --with zstandard==0.25.0 bench/gpu/pack.py --python $(or $(PYTHON_VERSION),3.12) --arch $(or $(ARCH),90)
 
 coverage: setup ## Which lines the tests of `make test-fast` leave out: build/coverage/index.html
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster and not gpu" -n 4 --dist loadfile --no-loadscope-reorder --cov --cov-report=html:build/coverage

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bench.report import fleetplan, scale, serving, streams
+from bench.report import fleetplan, gpu, scale, serving, streams
 from bench.report.results import MISSING, Goal, Results, percent, policy_row
 from offramp_core import binomial
 
@@ -367,5 +367,6 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     simulator,
     serving.goals,
     scale.goals,
+    lambda results: list(gpu.goals(results)),
     lambda results: list(fleetplan.goals(results)),
 )

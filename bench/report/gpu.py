@@ -6,8 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.provenance import words
+from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
 
 Json = Mapping[str, Any]
+HEADING, HOW = "## On a GPU", "bench.gpu"
+SUBJECT = "vit-b fp32"
+BEYOND = ("32", "128")  # batches beyond the knee of the goals' model
+MOST_OVERHEAD, LEAST_CAPACITY, MOST_MICROSECONDS = 0.02, 1.5, 50.0
+
+
+def section(results: Results) -> list[str]:
+    """Everything that was measured on a GPU."""
+    found = results.get("gpu")
+    return [HEADING, "", MISSING] if found is None else page(found).splitlines()
 
 
 def page(results: Json) -> str:
@@ -15,12 +26,42 @@ def page(results: Json) -> str:
     return "\n".join(_lines(results)) + "\n"
 
 
+def goals(results: Results) -> Iterator[Goal]:
+    """What was asked of ViT-B/16 at fp32 on a real GPU."""
+    found = results.get("gpu") or {}
+    parts, when = found.get("parts", {}), ""
+    if found:
+        when = f"{found['device']}; {words(found['provenance'])}"
+    ramps, exits, kernels = (parts.get(f"{SUBJECT}: {kind}") for kind in ("ramps", "exits", "kernels"))
+    asked = "GPU, ViT-B/16 beyond the knee, all rows run to the output: overhead <= 2 % of the time without exits"
+    if ramps is None or exits is None or kernels is None:
+        yield Goal(asked, MISSING, HOW, None)
+        return
+    more = {(size, n): ms / ramps[size]["exact"] for size in BEYOND for n, ms in ramps[size]["results only"].items()}
+    said = ", ".join(f"{n} ramp{'s' * (n != '1')} at {size}: {percent(share)}" for (size, n), share in more.items())
+    yield Goal(asked, said, HOW, max(more.values()) <= MOST_OVERHEAD, when)
+    asked = "the same, rows that left are dropped: capacity >= 1.5 x where 60 % leave at the first ramp"
+    best = {str(row["size"]): row["exact"] / row["measured"] for row in exits if row["saving"] and row["share"] == 0.6}
+    said = ", ".join(f"{best[size]:.2f} x at {size}" for size in BEYOND)
+    yield Goal(asked, said, HOW, min(best[size] for size in BEYOND) >= LEAST_CAPACITY, when)
+    asked = "the same: a ramp takes <= 50 µs beside its kernels"
+    beside = {size: 1e3 * _each(ramps[size]["compute saving"]) - kernels[size] for size in ramps}
+    said = ", ".join(f"{micros:.0f} µs at {size}" for size, micros in beside.items())
+    yield Goal(asked, said, HOW, max(beside.values()) <= MOST_MICROSECONDS, when)
+
+
+def _each(more: Mapping[str, float]) -> float:
+    """Of the most ramps that were in force, what each takes."""
+    most = max(more, key=int)
+    return more[most] / int(most)
+
+
 def _lines(results: Json) -> Iterator[str]:
-    yield "## On a GPU"
+    yield HEADING
     yield ""
     yield (
-        f"{results['device']}, ONNX Runtime {results['runtime']}. Times are from a batch on the host to logits on the "
-        "host, medians of runs that take turns. Weights are random: what is measured is time."
+        f"{results['device']}, ONNX Runtime {results['runtime']}, made by `make bench-gpu`. Times are from a batch on "
+        "the host to logits on the host, medians of runs that take turns. Weights are random: what is measured is time."
     )
     for name, part in results["parts"].items():
         yield ""
@@ -30,13 +71,13 @@ def _lines(results: Json) -> Iterator[str]:
             continue
         yield from SECTIONS[kind or subject](subject, part)
     yield ""
-    yield f"*Measured: {words(results['provenance'])}.*"
+    yield from measured_line(words(results["provenance"]))
 
 
 def _agreement(subject: str, part: Json) -> Iterator[str]:
     yield (
         f"{subject}: the GPU's logits differ from the CPU's by {part['relative error']:.1e} of their norm; "
-        f"{part['same answers']:.0%} of the answers are the same."
+        f"{percent(part['same answers'], 0)} of the answers are the same."
     )
 
 
@@ -44,7 +85,7 @@ def _sizes(subject: str, part: Json) -> Iterator[str]:
     sizes = list(next(iter(part.values())))
     yield f"### {subject}: milliseconds a batch"
     yield ""
-    yield from _table(["arithmetic", *sizes], [[form, *(f"{part[form][s]:.2f}" for s in sizes)] for form in part])
+    yield from table(["arithmetic", *sizes], [[form, *(f"{part[form][s]:.2f}" for s in sizes)] for form in part])
 
 
 def _alternating(subject: str, part: Json) -> Iterator[str]:
@@ -60,12 +101,11 @@ def _ramps(subject: str, part: Json) -> Iterator[str]:
     rows = []
     for size, found in part.items():
         for way in ("results only", "compute saving"):
-            most = max(found[way], key=int)
-            cells = [f"{ms * 1e3:.0f} µs ({ms / found['exact']:.1%})" for ms in found[way].values()]
-            rows.append([size, way, f"{found['exact']:.2f} ms", *cells, f"{1e3 * found[way][most] / int(most):.0f} µs"])
+            cells = [f"{ms * 1e3:.0f} µs ({percent(ms / found['exact'])})" for ms in found[way].values()]
+            rows.append([size, way, f"{found['exact']:.2f} ms", *cells, f"{1e3 * _each(found[way]):.0f} µs"])
     counts = next(iter(part.values()))["results only"]
     ramps = ["1 ramp" if n == "1" else f"{n} ramps" for n in counts]
-    yield from _table(["batch", "mode", "no exits", *ramps, "each"], rows)
+    yield from table(["batch", "mode", "no exits", *ramps, "each"], rows)
 
 
 def _exits(subject: str, part: Sequence[Json]) -> Iterator[str]:
@@ -74,16 +114,16 @@ def _exits(subject: str, part: Sequence[Json]) -> Iterator[str]:
     rows = [
         [
             str(row["size"]),
-            f"{row['share']:.0%}",
+            percent(row["share"], 0),
             "compute saving" if row["saving"] else "results only",
             f"{row['exact']:.2f} ms",
             f"{row['measured']:.2f} ms",
-            f"{row['predicted']:.2f} ms",
+            f"{row['predicted']:.2f} ms" if row["predicted"] is not None else "–",
             f"{row['exact'] / row['measured']:.2f} x",
         ]
         for row in part
     ]
-    yield from _table(["batch", "leave", "mode", "no exits", "measured", "predicted", "capacity"], rows)
+    yield from table(["batch", "leave", "mode", "no exits", "measured", "predicted", "capacity"], rows)
 
 
 def _kernels(subject: str, part: Json) -> Iterator[str]:
@@ -100,12 +140,12 @@ def _serve(subject: str, part: Sequence[Json]) -> Iterator[str]:
             f"{row['load']:.1f}",
             f"{row['p50']:.1f} ms",
             f"{row['p95']:.1f} ms",
-            f"{row['answered']:.1%}",
+            percent(row["answered"]),
             "?" if row["busy"] is None else f"{row['busy']:.0f} %",
         ]
         for row in part
     ]
-    yield from _table(["plan", "load", "p50", "p95", "answered", "GPU busy"], rows)
+    yield from table(["plan", "load", "p50", "p95", "answered", "GPU busy"], rows)
 
 
 def _memory(_: str, part: Json) -> Iterator[str]:
@@ -117,13 +157,6 @@ def _memory(_: str, part: Json) -> Iterator[str]:
 
 def _no_room(_: str, part: str) -> Iterator[str]:
     yield f"A bundle for which the GPU has no room: {part}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(header) + " |"
-    yield "|" + " --- |" * len(header)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
 
 
 SECTIONS = {

@@ -1,6 +1,7 @@
 """Offramp's data plane: serves an exit bundle over the Open Inference Protocol, and prepares one.
 
 devices.py    where sessions run: on the CPU or on a GPU
+padded.py     sessions for batches of one size each, where another size costs new plans
 documents.py  JSON documents from elsewhere as values of our own types
 feedback.py   true labels from clients
 front.py      the event loop's side of the engine
