@@ -99,11 +99,17 @@ def cheapest(demand: Demand, *, prices: Floats, room: Ints) -> Choice | None:
 
 def least_short(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> Choice:
     """What counts least, with unanswered requests at :func:`missed_cost`: all of the demand, a part of it by one column
-    alone, or, where no workers would answer all of it, :func:`most_answered`."""
+    alone, or, where no workers would answer all of it, what the program finds. Where prices are high, less is answered.
+
+    ``cost`` is what workers cost; ``prices`` what they count.
+    """
+    price = prices[demand.pool]
     whole = cheapest(demand, prices=prices, room=room)
     if whole is None:
-        return most_answered(demand, prices=prices, room=room, cost=cost)
-    price = prices[demand.pool]
+        usable = np.flatnonzero(room[demand.pool] > 0)
+        short = SHORT_COST * float(cost @ room)
+        found = _program(demand, usable, price=price, room=room, missed=short) if len(usable) else None
+        return choice(demand, _filled(demand, price, room) if found is None else found, len(room))
     counts = np.arange(0, max(int(np.minimum(alone(demand), room[demand.pool]).max()), 1) + 1)
     able = np.maximum(demand.worker_rate[:, None] * counts - demand.headroom[:, None], 0.0)
     missed = missed_cost(demand, np.maximum(demand.rate - able, 0.0), cost=cost, room=room)
@@ -116,17 +122,10 @@ def least_short(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> 
     return choice(demand, part, len(room))
 
 
-def most_answered(demand: Demand, *, prices: Floats, room: Ints, cost: Floats) -> Choice:
-    """The workers that leave the least unanswered, then the cheapest of them.
-
-    ``cost`` is what workers cost; ``prices`` what they count. Where these are high, less is answered.
-    """
-    usable = np.flatnonzero(room[demand.pool] > 0)
-    if not len(usable):
-        return nothing(demand, len(room))
-    missed = SHORT_COST * float(cost @ room)
-    found = _program(demand, usable, price=prices[demand.pool], room=room, missed=missed)
-    return choice(demand, _filled(demand, prices[demand.pool], room) if found is None else found, len(room))
+def most_answered(demand: Demand, *, prices: Floats, room: Ints) -> Choice:
+    """The workers that leave the least unanswered, whatever they cost, then the cheapest of them."""
+    whole = cheapest(demand, prices=prices, room=room)
+    return choice(demand, _filled(demand, prices[demand.pool], room), len(room)) if whole is None else whole
 
 
 def nothing(demand: Demand, pools: int) -> Choice:
@@ -164,7 +163,7 @@ def _parts(demand: Demand) -> tuple[Floats, Floats]:
 
 def _filled(demand: Demand, price: Floats, room: Ints) -> Ints:
     """Workers that answer as much as can be, or all: the best column of each pool, the cheapest pools first; for
-    programs that are stopped before they found any."""
+    demands beyond :func:`reach`, and for programs that are stopped before they found any."""
     counts = np.zeros(len(price), dtype=np.int64)
     able = np.maximum(demand.worker_rate * room[demand.pool] - demand.headroom, 0.0)
     each = price * room[demand.pool] / np.maximum(able, 1e-9)

@@ -74,7 +74,7 @@ def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tu
         demand = demands[i]
         if chosen[i].unmet > 0 and (left > 0)[demand.pool].any():
             own = np.array(chosen[i].used)
-            better = most_answered(demand, prices=cost, room=left + own, cost=cost)
+            better = most_answered(demand, prices=cost, room=left + own)
             if better.unmet < chosen[i].unmet:
                 left, chosen[i] = left + own - np.array(better.used), better
     beyond = [before.rate - after.rate for before, after in zip(asked, demands, strict=True)]
