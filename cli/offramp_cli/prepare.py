@@ -113,7 +113,11 @@ PrecisionOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[
-    str, typer.Option(help="Where the bundle is measured and will be served: cpu, cuda or webgpu. --refresh keeps it.")
+    str,
+    typer.Option(
+        help="Where the bundle is measured and will be served: cpu, cuda, cuda-tf32 (whose reference rounds) or "
+        "webgpu. --refresh keeps it."
+    ),
 ]
 CompileLimitOption = Annotated[
     float, typer.Option(help="Seconds torch.compile may take while executors are compared; 0 leaves it out.")

@@ -253,6 +253,28 @@ def test_where_all_ask_too_much_nobody_has_to_spare_before_everybody_has_what_is
     assert short.unmet_rate > 0
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_workers_left_over_go_to_what_is_asked_before_anybody_has_to_spare(turned: bool) -> None:
+    quick, slow = column("quick", "x", 110.0), column("slow", "y", 1.0)
+    both = [
+        replace(service(quick, slow, rate=1000.0, name=n, arrival_variation=0.0), latency_seconds=10.0) for n in "ab"
+    ]
+    plan = plan_fleet(both[::-1] if turned else both, [pool("x", 0.01, 18), pool("y", 10.0, 15)])
+    assert plan.unmet_rate == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_workers_left_over_go_where_most_more_is_answered_whoever_stands_first(turned: bool) -> None:
+    little, much = (
+        service(column("quick", "x", 110.0), column("slow", "y", rate), rate=asked, name=name, arrival_variation=0.0)
+        for name, rate, asked in (("a", 1.0, 995.0), ("b", 10.0, 1040.0))
+    )
+    both = [replace(one, latency_seconds=10.0) for one in (little, much)]
+    pools = [pool("x", 0.01, 18), pool("y", 10.0, 5)]
+    plan = plan_fleet(both[::-1] if turned else both, pools, caution=EXACTLY)
+    assert plan.unmet_rate == pytest.approx(5.0, abs=0.5)
+
+
 def test_a_program_that_is_stopped_still_gives_workers_that_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "PAIRS", 0)
     monkeypatch.setattr(exact, "_program", lambda *_args, **_kwargs: None)

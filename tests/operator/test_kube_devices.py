@@ -93,6 +93,16 @@ def test_a_shortage_of_several_says_how_many_and_what_of_a_class_where_to_change
     assert "spec.worker.resources.limits what nodes do offer" in absent.remedy and "WorkerClass" not in absent.remedy
 
 
+def test_a_proxy_that_others_put_before_the_worker_says_nothing_of_its_devices() -> None:
+    worker = {"name": "worker", "image": "w", "resources": {"limits": {GPU: "4"}}}
+    injected = {"name": "proxy", "image": "p", "resources": {"limits": {"cpu": "1"}}}
+    meta = {"name": "digits-1", "namespace": "a", "uid": "u", "resourceVersion": "1"}
+    found = trim(POD, {"metadata": meta, "spec": {"containers": [injected, worker]}, "status": {}})
+    assert requested(found) == (GPU,)
+    short = shortage(found, fit_error(1, f"1 Insufficient {GPU}", f"1 {NOT_HELPFUL}"))
+    assert short is not None and short.cause == f"no node offers 4 {GPU}"
+
+
 def test_a_lack_of_processors_is_no_shortage_of_devices() -> None:
     assert shortage(pod(), fit_error(1, "1 Insufficient cpu", f"1 {NO_VICTIMS}")) is None
 

@@ -113,6 +113,30 @@ def test_stages_that_fill_batches_up_say_the_same_wherever_in_the_chain_they_sta
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kept", [[None, None], [5, None], [None, 6]])
+@pytest.mark.parametrize("n", [1, 3, 5, 8])
+def test_a_small_model_at_the_input_that_fills_batches_up_hands_on_the_rows_it_was_given(
+    tmp_path_factory: pytest.TempPathFactory, n: int, kept: list[int | None]
+) -> None:
+    sessions = Sessions(load_bundle(bundles.write_wide_bundle(tmp_path_factory.mktemp("wide"))), threads=1)
+    shared, x = sessions.stages((0, 1, 3)), bundles.inputs(n, seed=n)
+    own = [stage._session for stage in shared]  # type: ignore[attr-defined]
+    padded = [replace(s, session=Padded(lambda one=s.session: one)) for s in own]
+    apart = [DeviceStage(s, CPU, last=k == len(own) - 1) for k, s in enumerate(padded)]
+    bits = [None if b is None or not any(b >> row & 1 for row in range(n)) else b for b in (*kept, None, None)]
+    for one, other in zip(_through(shared, x, bits), _through(apart, x, bits), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_device_that_rounds_is_asked_what_the_reference_says_and_any_other_leaves_that_to_the_cpu() -> None:
+    assert {device.name: device.reference.name for device in DEVICES.values()} == {
+        "cpu": "cpu",
+        "cuda": "cpu",
+        "cuda-tf32": "cuda-tf32",
+        "webgpu": "cpu",
+    }
+
+
 def _through(stages: Any, x: Any, kept: list[int | None]) -> list[Any]:
     """Everything that is said on the way; ``kept`` are bits of the rows that go on behind each stage, None for all."""
     said: list[Any] = []

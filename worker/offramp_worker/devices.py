@@ -38,7 +38,8 @@ class Device:
     brings.
 
     Whatever opens or runs a session there does so in its ``turn``. ``memory`` is what ONNX Runtime calls its memory;
-    empty: as the device.
+    empty: as the device. ``rounds`` says that its fp32 is another one than a CPU's, so that only the device itself
+    knows what the reference says.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Device:
     options: tuple[tuple[str, str], ...] = ()
     turn: AbstractContextManager[object] = field(default_factory=nullcontext, compare=False)
     memory_name: str = ""
+    rounds: bool = False
 
     @property
     def memory(self) -> str:
@@ -64,6 +66,11 @@ class Device:
         return self.provider == "CPUExecutionProvider"
 
     @property
+    def reference(self) -> Device:
+        """Where the reference is asked: on the CPU, where fp32 says the same but for the order of sums."""
+        return self if self.rounds else CPU
+
+    @property
     def is_cuda(self) -> bool:
         """Whether NVIDIA's runtime reaches its memory."""
         return self.provider == "CUDAExecutionProvider"
@@ -76,7 +83,7 @@ _SEARCH = ("cudnn_conv_algo_search", "HEURISTIC")
 CUDA = Device("cuda", *_CUDA, (("use_tf32", "0"), _SEARCH))
 # TF32 rounds what goes into a product to ten bits: several times as fast, and no longer the model as it was given. Who
 # says that this is the reference, as PyTorch's and TensorRT's users often do, names this device.
-CUDA_TF32 = Device("cuda-tf32", *_CUDA, (("use_tf32", "1"), _SEARCH), memory_name="cuda")
+CUDA_TF32 = Device("cuda-tf32", *_CUDA, (("use_tf32", "1"), _SEARCH), memory_name="cuda", rounds=True)
 # All sessions of WebGPU share one queue of commands, and two that run at once can end the process
 # (microsoft/onnxruntime#32561).
 WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu", turn=RLock())

@@ -18,7 +18,9 @@ from offramp_core.fleet.exact import (
     Demand,
     Floats,
     Ints,
+    answered,
     cheapest,
+    choice,
     least_short,
     missed_cost,
     most_answered,
@@ -68,17 +70,34 @@ def share_shortage(demands: Sequence[Demand], *, cost: Floats, room: Ints) -> tu
     market.let_go()
     settled = market.settle()
     chosen = list(settled.choices) if settled is not None else [nothing(demand, len(cost)) for demand in demands]
-    left = room - workers_used(chosen, len(cost))
-    lacking_most = sorted(range(len(demands)), key=lambda i: chosen[i].unmet <= demands[i].spare)
-    for i in lacking_most:  # what is left of the pools goes to whoever lacks, what is asked for before what is to spare
-        demand = demands[i]
-        if chosen[i].unmet > 0 and (left > 0)[demand.pool].any():
-            own = np.array(chosen[i].used)
-            better = most_answered(demand, prices=cost, room=left + own)
-            if better.unmet < chosen[i].unmet:
-                left, chosen[i] = left + own - np.array(better.used), better
+    without_spare = [replace(d, rate=d.rate - d.spare, spare=0.0) for d in demands]
+    for wanted in (without_spare, demands):  # what is asked of everybody before what anybody has to spare
+        _hand_out_left(chosen, wanted, demands, cost=cost, room=room)
     beyond = [before.rate - after.rate for before, after in zip(asked, demands, strict=True)]
     return tuple(replace(c, unmet=c.unmet + more) for c, more in zip(chosen, beyond, strict=True))
+
+
+def _hand_out_left(
+    chosen: list[Choice], wanted: Sequence[Demand], demands: Sequence[Demand], *, cost: Floats, room: Ints
+) -> None:
+    """Give workers that nobody has to services that lack some of what is ``wanted``: first to where most more would be
+    answered, whatever the order of services. Changes ``chosen``, the choices for whole ``demands``."""
+    left = room - workers_used(chosen, len(cost))
+
+    def more(i: int) -> tuple[float, Choice]:
+        """Requests per second that the workers left over would answer for one service, and its choice with them."""
+        lacks = wanted[i].rate - answered(demands[i], np.array(chosen[i].counts))
+        if lacks <= 0 or not (left > 0)[wanted[i].pool].any():
+            return 0.0, chosen[i]
+        better = most_answered(wanted[i], prices=cost, room=left + np.array(chosen[i].used))
+        return lacks - better.unmet, better
+
+    gains = [more(i)[0] for i in range(len(chosen))]
+    for i in sorted((i for i, gain in enumerate(gains) if gain > 0), key=lambda i: -gains[i]):
+        gain, better = more(i)  # others may have taken some since
+        if gain > 0:
+            left = left + np.array(chosen[i].used) - np.array(better.used)
+            chosen[i] = choice(demands[i], np.array(better.counts), len(cost))
 
 
 def _within(demand: Demand, most: float) -> Demand:

@@ -28,6 +28,7 @@ from offramp_operator.kube.kinds import (
     Kind,
     Object,
 )
+from offramp_operator.kube.manifests import CONTAINER
 
 _METADATA = (
     "name",
@@ -87,8 +88,9 @@ def _pod_spec(spec: Object) -> Object:
     if images:
         kept["volumes"] = images
     if containers := spec.get("containers"):
-        first = containers[0]
-        kept["containers"] = [{name: first[name] for name in ("image", "resources") if name in first}]
+        # A proxy that others inject may stand before the worker.
+        own = next((container for container in containers if container.get("name") == CONTAINER), containers[0])
+        kept["containers"] = [{name: own[name] for name in ("image", "resources") if name in own}]
     return kept
 
 
@@ -134,6 +136,7 @@ class _Volume(msgspec.Struct, omit_defaults=True):
 
 
 class _Container(msgspec.Struct, omit_defaults=True):
+    name: str = ""
     image: str = ""
     resources: Any = msgspec.UNSET
 

@@ -17,7 +17,7 @@ from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.task import Task, TaskSpec
 from offramp_core.uncertainty import quantile_table, uncertainty
 from offramp_worker.bundle.lengths import pad_rows
-from offramp_worker.devices import CPU, DEVICES, missing
+from offramp_worker.devices import CPU, DEVICES, Device, missing
 from offramp_worker.prepare.heads.features import blank_heads, tapped_logits
 from offramp_worker.prepare.heads.fitting import (
     DEFAULT_HEAD_SHARE,
@@ -384,7 +384,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[CandidateVerdict]
         quantiles=tables,
         profile=replace(found.profile, executors=executors.seconds),
         records=_records(found, head_outputs, reference, tables),
-        probe=_probe(backbone, x[split.train : split.train + PROBE_ROWS]),
+        probe=_probe(backbone, x[split.train : split.train + PROBE_ROWS], search.measured.device.reference),
         data=provenance(request, split, search.inputs),
         steps=search.inputs.steps,
     )
@@ -524,9 +524,9 @@ def score_table(task: Task, outputs: FloatArray) -> npt.NDArray[np.float64]:
     return quantile_table(np.concatenate([[raw.min() - spread], raw, [raw.max() + spread]]))
 
 
-def _probe(backbone: Backbone, x: InputArray) -> tuple[InputArray, FloatArray]:
+def _probe(backbone: Backbone, x: InputArray, device: Device) -> tuple[InputArray, FloatArray]:
     x = pad_rows([x], backbone.input)
-    logits, _ = tapped_logits(backbone, (), x, threads=1, advance=lambda _: None)
+    logits, _ = tapped_logits(backbone, (), x, threads=1, device=device, advance=lambda _: None)
     return x, logits
 
 

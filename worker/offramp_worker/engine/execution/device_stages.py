@@ -113,10 +113,12 @@ class DeviceStage:
             comes_back = is_confidence or (self._last and number == 0)
             binding.bind_output(name, "cpu" if comes_back else self._device.memory)
         session.run_with_iobinding(binding)
-        features, outputs = source, binding.get_outputs()
+        outputs = binding.get_outputs()
         if names.hands_on:
             first, *outputs = outputs
-            features = first.numpy()[:n] if self._last else Held(first, n)
+            features: Features = first.numpy()[:n] if self._last else Held(first, n)
+        else:  # what it was given, without what filled it up
+            features = source[:n] if isinstance(source, np.ndarray) else Held(source.value, n)
         logits: list[Any] = [Later(value, n) for value in outputs[::2]]
         return features, list(zip(logits, (value.numpy()[:n] for value in outputs[1::2]), strict=True))
 

@@ -109,7 +109,13 @@ class Priced:
 
 
 def _run(stage: Runnable, features: Any, x: Array) -> Callable[[], object]:
-    return lambda: stage.run(features, x)
+    """The call, with what heads say read: whoever decides who leaves reads it."""
+
+    def run() -> object:
+        _, heads = stage.run(features, x)
+        return [np.asarray(logits) for logits, _ in heads]
+
+    return run
 
 
 def _features_of(stage: Runnable, features: Any, x: Array) -> Callable[[], object]:

@@ -92,9 +92,10 @@ class Chain:
     def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, HeadOutputs]:
         """The graph's logits (n, n_classes) and each ramp's, in one pass as a worker's audits make it.
 
-        fp32 says the same everywhere, but for the order of sums; a lower precision is asked on its device.
+        fp32 says the same everywhere, but for the order of sums, unless the device rounds; a lower precision is asked
+        on its device.
         """
-        device = CPU if self.precision == EXACT else self.measured.device
+        device = self.measured.device.reference if self.precision == EXACT else self.measured.device
         nodes = heads_of(self.ramps, self.places, tensors=self.parameters, task=self.backbone.task)
         final, logits = tapped_logits(self.backbone, nodes, x, threads=threads, device=device, advance=advance)
         return final, {spec.id: values for spec, values in zip(self.ramps, logits, strict=True)}
