@@ -325,11 +325,11 @@ def _finish(shop: _Shop, found: _Found) -> GenerationReport:
                 f"{NOT_WORTH_IT}: {found.ratio(name):.2f} of fp32's time per token, more than {WORTH}"
             )
     entries = {name: e for name, e in found.entries.items() if f"variant {name}" not in refused}
-    drafts = [
-        d
-        for d in _candidate_drafts(checkpoint, found.entries)
-        if f"draft {d.id}" not in refused and (d.kind != "variant" or d.id in entries)
-    ]
+    candidates = _candidate_drafts(checkpoint, found.entries)
+    for draft in candidates:
+        if draft.kind == "variant" and draft.id not in entries:
+            refused.setdefault(f"draft {draft.id}", f"{NOT_WORTH_IT}: variant {draft.id}, which drafts, is left out")
+    drafts = [draft for draft in candidates if f"draft {draft.id}" not in refused]
     for name in found.entries.keys() - entries.keys():
         (work.folder / found.entries[name].file).unlink()
     figures: dict[str, dict[str, DraftFigures]] = {}
