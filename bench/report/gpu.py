@@ -90,7 +90,7 @@ def _sizes(subject: str, part: Json) -> Iterator[str]:
 
 def _alternating(subject: str, part: Json) -> Iterator[str]:
     yield (
-        f"{subject}, batches of 1 to 32 that change their size every time: {part['alternating']:.1f} ms on average, "
+        f"{subject}, batches of 1 to {part.get('largest', 32)} that change their size every time: {part['alternating']:.1f} ms on average, "
         f"{part['constant']:.1f} ms where each size repeats, {part['plain session']:.1f} ms in one plain session."
     )
 
