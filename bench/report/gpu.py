@@ -90,8 +90,9 @@ def _sizes(subject: str, part: Json) -> Iterator[str]:
 
 def _alternating(subject: str, part: Json) -> Iterator[str]:
     yield (
-        f"{subject}, batches of 1 to {part.get('largest', 32)} that change their size every time: {part['alternating']:.1f} ms on average, "
-        f"{part['constant']:.1f} ms where each size repeats, {part['plain session']:.1f} ms in one plain session."
+        f"{subject}, batches of 1 to {part.get('largest', 32)} that change their size every time: "
+        f"{part['alternating']:.1f} ms on average, {part['constant']:.1f} ms where each size repeats, "
+        f"{part['plain session']:.1f} ms in one plain session."
     )
 
 
