@@ -184,7 +184,7 @@ def main(arguments: list[str]) -> None:
             console.print(f"{name}: {time.monotonic() - began:.0f} s so far")
             options.out.write_text(json.dumps(results, indent=1))
     console.print(page(results), highlight=False)
-    if failed := [name for name, part in results["parts"].items() if "failed" in part]:
+    if failed := [name for name, part in results["parts"].items() if isinstance(part, dict) and "failed" in part]:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 

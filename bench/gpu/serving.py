@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
-from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -98,8 +96,6 @@ class Utilization:
 def memory(subject: Subject, device: Device) -> Json:
     """MiB of the GPU that the first session of a model takes, and what each of two more takes beside it."""
     runtime, taken, sessions = _runtime(), [], []
-    if runtime is None:
-        return {}
     before = _free(runtime)
     for _ in range(3):
         sessions.append(open_session(subject.model, threads=1, device=device))
@@ -110,8 +106,6 @@ def memory(subject: Subject, device: Device) -> Json:
 def without_room(folder: Path) -> str:
     """What a bundle says for which the GPU has no room left; the memory is taken in this process, and given back."""
     runtime = _runtime()
-    if runtime is None:
-        return "not tried: no CUDA"
     taken = _take_all_but(runtime, LEFT_BYTES)
     try:
         Sessions(load_bundle(folder), threads=1)
@@ -120,25 +114,24 @@ def without_room(folder: Path) -> str:
     else:
         return "not refused"
     finally:
-        for block in taken:
-            runtime.cudaFree(block)
+        runtime.cudaFree(taken)
 
 
-def _runtime() -> ctypes.CDLL | None:
+def _runtime() -> ctypes.CDLL:
+    """NVIDIA's runtime that ONNX Runtime has loaded."""
     for name in SONAMES:
         try:
             return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
             continue
-    return None
+    raise RuntimeError(f"none of {', '.join(SONAMES)} is loaded")
 
 
-def _take_all_but(runtime: ctypes.CDLL, left: int) -> Sequence[ctypes.c_void_p]:
+def _take_all_but(runtime: ctypes.CDLL, left: int) -> ctypes.c_void_p:
     block = ctypes.c_void_p()
     if runtime.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(_free(runtime) - left)):
         raise RuntimeError("the GPU's memory cannot be taken")
-    time.sleep(0.1)
-    return [block]
+    return block
 
 
 def _free(runtime: ctypes.CDLL) -> int:

@@ -28,10 +28,12 @@ from offramp_worker.engine.execution.execute import Runnable, run_exact, run_sta
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.stages import StageSession
 from offramp_worker.padded import padded_rows
+from offramp_worker.plans.classifier import stage_seconds
 
 Json = dict[str, Any]
 ROUNDS, WARM = 7, 2
 LAUNCHES = 20
+MOST_ROWS = 512  # that are priced
 
 
 def medians(jobs: Mapping[Any, Callable[[], object]], *, rounds: int = ROUNDS) -> dict[Any, float]:
@@ -123,24 +125,22 @@ class Plan:
         first, *others = self.columns
         tests = {first: exit_test(self.share, self.bundle.quantiles[first])}
         tests |= {j: exit_test(0.0, self.bundle.quantiles[j]) for j in others}
-        regroups = self._regrouping(stages) if saving else None
+        table, seconds = self._priced(stages)
+        regroups = Regrouping.of(seconds, table.regroup.tolist()) if saving else None
         return lambda: list(run_stages(stages, batch, tests=tests, may_leave=None, regroups=regroups))
 
     def predicted(self, size: int, *, saving: bool) -> float:
-        """Seconds of a batch by the bundle's profile; of a stage that pads, for the rows that run."""
+        """Seconds of a batch by the bundle's profile."""
         stay = size - round(self.share * size)
-        first, *rest = self.sessions.stages(self.columns)
-        rows = [padded_rows(size) if first.pads else size]
-        carried = stay if saving and stay < size else size
-        rows += [(padded_rows(carried) if stage.pads else carried) if carried else 0 for stage in rest]
-        table = CostTable(self.bundle.profile, sizes=range(padded_rows(size) + 1))
-        seconds = table.stage_seconds([list(stage.ramps) for stage in (first, *rest[:-1])])
+        table, (first, *rest) = self._priced(self.sessions.stages(self.columns))
+        carried = stay if saving else size
         dropping = float(table.regroup[size]) if carried < size else 0.0
-        return dropping + sum(stage[n] for stage, n in zip(seconds, rows, strict=True) if n)
+        return dropping + first[size] + (sum(stage[carried] for stage in rest) if carried else 0.0)
 
-    def _regrouping(self, stages: Sequence[Runnable]) -> Regrouping:
-        table = CostTable(self.bundle.profile, sizes=range(513))
-        return Regrouping.of(table.stage_seconds([list(stage.ramps) for stage in stages[:-1]]), table.regroup.tolist())
+    def _priced(self, stages: Sequence[Runnable]) -> tuple[CostTable, list[list[float]]]:
+        """What rows cost by the profile, and by stage, as a worker reckons it."""
+        table = CostTable(self.bundle.profile, sizes=range(MOST_ROWS + 1))
+        return table, stage_seconds(table, self.bundle.profile, stages, [stage.ramps for stage in stages[:-1]])
 
 
 def ramps(sessions: Sessions, bundle: Bundle, x: FloatArray, sizes: Sequence[int]) -> Json:

@@ -116,7 +116,9 @@ class ClassifierPlans(PlanTarget):
         profile = bundle.profile.of(plan.precision)
         table = CostTable(profile, sizes=range(MAX_BATCH + 1))  # batches may grow with what is measured
         priced = list(index.values())  # the chain's ramps as the profile has them
-        seconds = _stage_seconds(profile, stages, [[priced.index(j) for j in stage.ramps] for stage in stages[:-1]])
+        seconds = stage_seconds(
+            table, profile, stages, [[priced.index(j) for j in stage.ramps] for stage in stages[:-1]]
+        )
         carry_on = carries_on(plan.execution, profile)
 
         def tests(ramps: Sequence[RampThreshold]) -> dict[int, ExitTest]:
@@ -132,13 +134,18 @@ class ClassifierPlans(PlanTarget):
         }
 
 
-def _stage_seconds(profile: Profile, stages: Sequence[Runnable], groups: list[list[int]]) -> list[list[float]]:
-    """By stage, by rows; of a stage that pads, what the rows cost that run."""
-    exact, padded = range(MAX_BATCH + 1), [0, *(padded_rows(rows) for rows in range(1, MAX_BATCH + 1))]
-    as_they_are = CostTable(profile, sizes=exact).stage_seconds(groups)
-    filled_up = CostTable(profile, sizes=padded).stage_seconds(groups)
-    pads = [stage.pads for stage in stages] or [False]  # the exact executor has no stages here
-    return [filled_up[k] if pads[k] else as_they_are[k] for k in range(len(as_they_are))]
+def stage_seconds(
+    table: CostTable, profile: Profile, stages: Sequence[Runnable], groups: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """By stage, by rows; of a stage that pads, what the rows cost that run.
+
+    ``table`` has the ``profile`` by rows as they are, ``groups`` are the ramps of each stage but the last.
+    """
+    as_they_are = table.stage_seconds(groups)
+    if not any(stage.pads for stage in stages):
+        return as_they_are
+    filled_up = CostTable(profile, sizes=[0, *map(padded_rows, range(1, len(as_they_are[0])))]).stage_seconds(groups)
+    return [full if stage.pads else own for stage, full, own in zip(stages, filled_up, as_they_are, strict=True)]
 
 
 def _has_ramps(plan: Plan) -> bool:
