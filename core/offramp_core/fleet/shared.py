@@ -18,7 +18,6 @@ from offramp_core.fleet.exact import (
     Demand,
     Floats,
     Ints,
-    answered,
     cheapest,
     choice,
     least_short,
@@ -86,7 +85,7 @@ def _hand_out_left(
 
     def more(i: int) -> tuple[float, Choice]:
         """Requests per second that the workers left over would answer for one service, and its choice with them."""
-        lacks = wanted[i].rate - answered(demands[i], np.array(chosen[i].counts))
+        lacks = choice(wanted[i], np.array(chosen[i].counts), len(cost)).unmet
         if lacks <= 0 or not (left > 0)[wanted[i].pool].any():
             return 0.0, chosen[i]
         better = most_answered(wanted[i], prices=cost, room=left + np.array(chosen[i].used))
