@@ -279,7 +279,6 @@ def speed(rng: np.random.Generator) -> dict[str, float]:
         "detector, outcomes, a look at each, plan at half its budget": _median_ms(lambda: _watch(quiet)),
         "detector, outcomes, a look at each, plan at its budget": _median_ms(lambda: _watch(disagrees)),
         "detector, 10,000 blocks of counts": _median_ms(lambda: _detect_blocks(blocks)),
-        "mean of bounded values": _median_ms(lambda: intervals.update(intervals.init(bound=1.0), seconds)),
         "weighted audits": _median_ms(lambda: betting.update(betting.init(p0=0.1, highest=20.0), weights)),
         "savings of a holdback": _median_ms(
             lambda: savings.update(savings.init(share=0.02, bound=1.0), seconds, held_back, forecast=forecast)
@@ -289,13 +288,11 @@ def speed(rng: np.random.Generator) -> dict[str, float]:
 
 def call_times() -> dict[str, float]:
     """Microseconds of one call that the control plane makes per service and pull."""
-    state = intervals.MeanState(1.0, 10_000, 3000.0, 25.0)
     calls: dict[str, Callable[[], object]] = {
         "one_arm.log_e_value": lambda: one_arm.log_e_value(6, 200, p0=BUDGET),
         "two_arm.log_e_share": lambda: two_arm.log_e_share(12, 40, share=0.05),
         "detector.update": lambda: detector.update(detector.DetectorState((1.0,) * 6, 10), 20, 1, p0=BUDGET),
         "intervals.rate_interval": lambda: intervals.rate_interval(20, 1000, alpha=0.05),
-        "intervals.mean_interval": lambda: intervals.mean_interval(state, alpha=0.05),
     }
     return {name: _median_ms(partial(_repeat, call)) * 1000 / CALLS for name, call in calls.items()}
 

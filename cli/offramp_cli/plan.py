@@ -4,11 +4,10 @@ no cluster and starts nothing."""
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -18,9 +17,10 @@ from offramp_cli.documents import documents
 from offramp_cli.examples import with_examples
 from offramp_cli.show.fleet import fleet_data, fleet_lines
 from offramp_core.bundle import PROFILE_FILE
-from offramp_core.errors import InvalidArgumentError, InvalidSpecError, OfframpError
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError, InvalidSpecError, OfframpError
 from offramp_core.fleet import LARGEST_BATCH, FleetDocument, parse_fleet, plan_fleet, saved_by_one_more
 from offramp_core.precision import EXACT
+from offramp_worker.bundle.profile import parse_profile
 
 UNANSWERED = 1
 INVALID_INPUT = 2
@@ -85,30 +85,21 @@ def batch_seconds(path: Path, precision: str) -> Mapping[int, float]:
     """
     path = path / PROFILE_FILE if path.is_dir() else path
     try:
-        batches = json.loads(_text(path))["batches"]
-        if precision and precision != EXACT and not all(precision in b.get("precisions", {}) for b in batches):
-            known = sorted(set.intersection(*(set(b.get("precisions", {})) for b in batches)))
-            raise InvalidArgumentError(
-                f"{path} has no precision {precision!r}; it has {', '.join([EXACT, *known])}: name one of them"
-            )
-        found = {b["batch_size"]: _seconds(b, precision) for b in batches}
-        if len(found) != len(batches) or not all(type(size) is int and size <= LARGEST_BATCH for size in found):
-            raise InvalidArgumentError(f"{path} has batch sizes that are no sizes, or one twice")
+        batches = parse_profile(_text(path).encode(), name=str(path)).batches
     except InvalidSpecError as error:
         raise InvalidArgumentError(str(error)) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        if isinstance(error, OfframpError):
-            raise
-        raise InvalidArgumentError(f"{path} is no profile of a bundle; name what `offramp prepare` wrote") from error
-    if not found or not all(0 < s < math.inf and size > 0 for size, s in found.items()):
-        raise InvalidArgumentError(f"{path} has times that are not above 0; name what `offramp prepare` wrote")
-    return found
-
-
-def _seconds(batch: Mapping[str, Any], precision: str) -> float:
+    except InvalidBundleError as error:
+        raise InvalidArgumentError(f"{error}; name what `offramp prepare` wrote") from error
+    if batches[-1].batch_size > LARGEST_BATCH:
+        raise InvalidArgumentError(f"{path} has batches larger than {LARGEST_BATCH}")
     if not precision or precision == EXACT:
-        return float(batch["exact_seconds"])
-    return float(sum(map(float, batch["precisions"][precision]["segment_seconds"])))
+        return {b.batch_size: b.exact_seconds for b in batches}
+    known = sorted(set[str].intersection(*(set(b.precisions) for b in batches)))
+    if precision not in known:
+        raise InvalidArgumentError(
+            f"{path} has no precision {precision!r}; it has {', '.join([EXACT, *known])}: name one of them"
+        )
+    return {b.batch_size: sum(b.precisions[precision].segment_seconds) for b in batches}
 
 
 def _text(path: Path) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import secrets
 import ssl
 import subprocess
@@ -21,6 +19,7 @@ import yaml
 from bench.ports import free_port
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from tests.needed import built
 
 DIGEST = f"sha256:{'1' * 64}"  # of the model: without one the first worker of a service starts alone
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,32 +54,8 @@ PLURALS = {
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace", "WorkerClass"}
 
 
-@functools.cache
-def binaries() -> Path:
-    """The folder with the programs that ``cluster/build`` makes; the first time this takes minutes."""
-    answer = subprocess.run([ROOT / "cluster" / "build", *PROGRAMS], check=False, capture_output=True, text=True)
-    if answer.returncode == 0:
-        return Path(answer.stdout.strip())
-    message = f"cluster/build failed: {answer.stderr[-2000:]}"
-    if os.environ.get("CI", "").lower() in ("1", "true"):
-        pytest.fail(message)
-    pytest.skip(message)
-
-
-@functools.cache
-def tools(group: str) -> Path:
-    """The folder with the tools of a group under ``cluster/go``."""
-    answer = subprocess.run([ROOT / "cluster" / "tools", group], check=False, capture_output=True, text=True)
-    if answer.returncode == 0:
-        return Path(answer.stdout.strip())
-    message = f"cluster/tools failed: {answer.stderr[-2000:]}"
-    if os.environ.get("CI", "").lower() in ("1", "true"):
-        pytest.fail(message)
-    pytest.skip(message)
-
-
 def binary(name: str) -> str:
-    return str(binaries() / name)
+    return str(built("build", *PROGRAMS) / name)
 
 
 def path_of(manifest: dict[str, Any], *, named: bool = True) -> str:
@@ -394,7 +369,7 @@ def tool() -> Callable[[str, str], str]:
     """The path of a program that ``cluster/tools`` makes, by its group and its name."""
 
     def path(group: str, name: str) -> str:
-        return str(tools(group) / name)
+        return str(built("tools", group) / name)
 
     return path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.needed import ROOT, built
 
-ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "offramp"
 
 
@@ -52,17 +51,6 @@ class Helm:
             "-",
         ]
         return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
-
-
-def built(*command: str) -> Path:
-    """The folder that a build command of ``cluster/`` prints; a first build takes minutes."""
-    answer = subprocess.run([ROOT / "cluster" / command[0], *command[1:]], check=False, capture_output=True, text=True)
-    if answer.returncode != 0:
-        message = f"cluster/{' '.join(command)} failed: {answer.stderr[-2000:]}"
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return Path(answer.stdout.strip())
 
 
 @pytest.fixture(scope="session")

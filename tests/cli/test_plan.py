@@ -157,18 +157,33 @@ def test_tiers_that_contradict_each_other_or_their_service_are_refused(tiers: An
     assert says in error
 
 
+CHAIN = {"segment_seconds": [0.001, 0.002], "ramp_seconds": [0.0001]}
+
+
+def profile_of(*batches: dict[str, Any]) -> str:
+    """A profile whose batches differ from right ones in what is given."""
+    right = {"batch_size": 1, "exact_seconds": 0.003, "regroup_seconds": 0, **CHAIN}
+    return json.dumps({"executor": "ort-cpu", "threads": 1, "batches": [right | batch for batch in batches]})
+
+
 @pytest.mark.parametrize(
     ("profile", "says"),
     [
         (None, "cannot be read"),
-        ("{", "is no profile of a bundle"),
-        ('{"batches": [{"batch_size": 1}]}', "is no profile of a bundle"),
-        ('{"batches": [{"batch_size": 1, "exact_seconds": 0}]}', "not above 0"),
-        ('{"batches": [{"batch_size": 1e999, "exact_seconds": 1}]}', "batch sizes that are no sizes"),
-        (f'{{"batches": [{{"batch_size": 1{"0" * 400}, "exact_seconds": 1}}]}}', "batch sizes that are no sizes"),
-        (f'{{"batches": [{{"batch_size": 1, "exact_seconds": 1{"0" * 400}}}]}}', "is no profile of a bundle"),
-        ('{"batches": [{"batch_size": 1, "exact_seconds": 5e-324}]}', "a batch of 1 in"),
-        ('{"batches": [{"batch_size": 1, "exact_seconds": 1, "precisions": {"int8": {}}}]}', "no precision 'int4'"),
+        ("{", "name what `offramp prepare` wrote"),
+        ('{"batches": [{"batch_size": 1}]}', "missing required field"),
+        (profile_of(), "batch sizes are []"),
+        (profile_of({"batch_size": 2}, {"batch_size": 1}), "batch sizes are [2, 1]"),
+        (profile_of({"batch_size": 1}, {"batch_size": 1}), "batch sizes are [1, 1]"),
+        (profile_of({"batch_size": 0}), "the first at least 1"),
+        (profile_of({"batch_size": 10**400}), "batches larger than"),
+        (profile_of({"exact_seconds": 10**400}), "out of range"),
+        (profile_of({"exact_seconds": 0}), "not finite and >= 0"),
+        (profile_of({"exact_seconds": -1}), "not finite and >= 0"),
+        (profile_of({"precisions": {"int8": CHAIN | {"segment_seconds": [-1, 2]}}}), "not finite and >= 0"),
+        (profile_of({"exact_seconds": 1}).replace('"exact_seconds": 1', '"exact_seconds": 1e999'), "out of range"),
+        (profile_of({"exact_seconds": 5e-324}), "a batch of 1 in"),
+        (profile_of({"precisions": {"int8": CHAIN}}), "no precision 'int4'"),
     ],
 )
 def test_a_profile_that_says_nothing_is_refused(profile: str | None, says: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +37,27 @@ def plugins_folder() -> Path:
     return Path(f"/proc/{pid}/root/var/lib/kubelet/device-plugins")
 
 
-@pytest.fixture
-def gpu(namespace: Namespace) -> Iterator[DevicePlugin]:
-    """The only GPU of the cluster."""
-    plugin = DevicePlugin(plugins_folder(), GPU, "gpu-0")
+@contextmanager
+def plugged_in(namespace: Namespace, resource: str, device: str) -> Iterator[DevicePlugin]:
+    """A node that has the only device of its kind in the cluster."""
+    plugin = DevicePlugin(plugins_folder(), resource, device)
     try:
-        namespace.eventually("the node to offer the GPU", lambda: offered(GPU) == "1")
+        namespace.eventually(f"the node to offer {device}", lambda: offered(resource) == "1")
         yield plugin
     finally:
         plugin.end()
+
+
+@pytest.fixture
+def gpu(namespace: Namespace) -> Iterator[DevicePlugin]:
+    with plugged_in(namespace, GPU, "gpu-0") as plugin:
+        yield plugin
 
 
 @pytest.fixture
 def mig(namespace: Namespace) -> Iterator[DevicePlugin]:
-    """The only slice of a GPU."""
-    plugin = DevicePlugin(plugins_folder(), MIG, "MIG-0")
-    try:
-        namespace.eventually("the node to offer the slice", lambda: offered(MIG) == "1")
+    with plugged_in(namespace, MIG, "MIG-0") as plugin:
         yield plugin
-    finally:
-        plugin.end()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ def outcomes(seed: int, n: int, rate: float) -> np.ndarray[Any, np.dtype[np.bool
     return np.random.default_rng(seed).random(n) < rate
 
 
-def through_json(state: Any) -> Any:
-    return type(state).from_mapping(json.loads(json.dumps(state.to_mapping())))
+def through_json(state: detector.DetectorState) -> detector.DetectorState:
+    return detector.DetectorState.from_mapping(json.loads(json.dumps(asdict(state))))
 
 
 class TestFairUnderTheNull:
@@ -114,75 +115,29 @@ class TestPooling:
             pooled = one_arm.update(pooled, n, k)
         assert pooled == one_arm.Counts(400, int(x.sum()))
 
-    @SAME_EXAMPLES
-    @given(cuts=SPLITS, seed=SEEDS)
-    def test_bets_of_workers_in_any_order_are_the_bets_of_the_fleet(self, cuts: list[int], seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        w = np.where(rng.random(400) < 0.05, rng.choice([1.0, 4.0, 20.0], 400), 0.0)
-        start = betting.init(p0=0.05, highest=20)
-        workers = [betting.update(start, w[part]) for part in parts_of(400, cuts)]
-        rng.shuffle(workers)  # type: ignore[arg-type]
-        pooled = start
-        for worker in workers:
-            pooled = betting.merge(pooled, worker)
-        alone = betting.update(start, rng.permutation(w))
-        assert pooled.n == alone.n == 400
-        assert pooled.log_wealth == pytest.approx(alone.log_wealth, abs=1e-9)
-
-    @SAME_EXAMPLES
-    @given(cuts=SPLITS, seed=SEEDS)
-    def test_sums_of_workers_merge_in_any_order(self, cuts: list[int], seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        x, off, forecast = rng.random(400), rng.random(400) < 0.1, rng.random(400)
-        means = [intervals.update(intervals.init(bound=BOUND), x[p]) for p in parts_of(400, cuts)]
-        saved = [
-            savings.update(savings.init(share=0.1, bound=BOUND), x[p], off[p], forecast=forecast[p])
-            for p in parts_of(400, cuts)
-        ]
-        for merge, workers in ((intervals.merge, means), (savings.merge, saved)):
-            forward, backward = workers[0], workers[-1]
-            for one, other in zip(workers[1:], workers[-2::-1], strict=True):
-                forward, backward = merge(forward, one), merge(backward, other)  # type: ignore[operator]
-            assert list(forward.to_mapping().values()) == pytest.approx(list(backward.to_mapping().values()))
-            assert forward.n == 400
-
-    def test_only_like_and_like_are_merged(self) -> None:
-        with pytest.raises(InvalidArgumentError, match="bounds are"):
-            intervals.merge(intervals.init(bound=1), intervals.init(bound=2))
-        with pytest.raises(InvalidArgumentError, match="cannot be merged"):
-            betting.merge(betting.init(p0=0.1, highest=5), betting.init(p0=0.1, highest=6))
-        with pytest.raises(InvalidArgumentError, match="cannot be merged"):
-            savings.merge(savings.init(share=0.1, bound=1), savings.init(share=0.2, bound=1))
-
 
 class TestRestartsAndGrouping:
     @SAME_EXAMPLES
     @given(cuts=SPLITS, seed=SEEDS)
     def test_a_restart_anywhere_changes_nothing(self, cuts: list[int], seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        x, happened, off = rng.random(400), outcomes(seed, 400, 0.03), rng.random(400) < 0.1
-        whole: dict[str, Any] = fresh()
-        stored: dict[str, Any] = fresh()
+        happened = outcomes(seed, 400, 0.03)
+        whole = stored = detector.init()
         for part in parts_of(400, cuts):
-            whole = {name: add(name, state, x[part], happened[part], off[part]) for name, state in whole.items()}
-            stored = {
-                name: add(name, through_json(state), x[part], happened[part], off[part])
-                for name, state in stored.items()
-            }
+            n, k = len(happened[part]), int(np.sum(happened[part]))
+            whole = detector.update(whole, n, k, p0=0.02)
+            stored = detector.update(through_json(stored), n, k, p0=0.02)
         assert stored == whole
 
     @SAME_EXAMPLES
     @given(cuts=SPLITS, seed=SEEDS)
-    def test_means_and_savings_are_the_same_bit_for_bit_however_values_are_grouped(
-        self, cuts: list[int], seed: int
-    ) -> None:
+    def test_savings_are_the_same_bit_for_bit_however_values_are_grouped(self, cuts: list[int], seed: int) -> None:
         rng = np.random.default_rng(seed)
-        x, happened, off = rng.random(400), outcomes(seed, 400, 0.03), rng.random(400) < 0.1
-        for name in ("mean", "savings"):
-            at_once, grouped = add(name, fresh()[name], x, happened, off), fresh()[name]
-            for part in parts_of(400, cuts):
-                grouped = add(name, grouped, x[part], happened[part], off[part])
-            assert grouped == at_once
+        x, off, forecast = rng.random(400), rng.random(400) < 0.1, np.full(400, 0.4)
+        start = savings.init(share=0.1, bound=BOUND)
+        grouped = start
+        for part in parts_of(400, cuts):
+            grouped = savings.update(grouped, x[part], off[part], forecast=forecast[part])
+        assert grouped == savings.update(start, x, off, forecast=forecast)
 
     @pytest.mark.slow
     @SAME_EXAMPLES
@@ -213,45 +168,19 @@ class TestRestartsAndGrouping:
         assert seen.alarm_after < 20
 
 
-def fresh() -> dict[str, Any]:
-    return {
-        "counts": one_arm.init(),
-        "detector": detector.init(),
-        "mean": intervals.init(bound=BOUND),
-        "bets": betting.init(p0=0.05, highest=BOUND),
-        "savings": savings.init(share=0.1, bound=BOUND),
-    }
-
-
-def add(name: str, state: Any, x: Any, happened: Any, off: Any) -> Any:
-    """The same observations for every kind of state."""
-    n, k = len(happened), int(np.sum(happened))
-    match name:
-        case "counts":
-            return one_arm.update(state, n, k)
-        case "detector":
-            return detector.update(state, n, k, p0=0.02)
-        case "mean":
-            return intervals.update(state, x)
-        case "bets":
-            return betting.update(state, x * happened)
-        case _:
-            return savings.update(state, x, off, forecast=np.full(len(x), 0.4))
-
-
 class TestByHand:
     """The same in plain loops, from the definitions."""
 
     @SAME_EXAMPLES
     @given(values=st.lists(st.floats(0, BOUND), min_size=1, max_size=40), alpha=st.floats(0.001, 0.5))
-    def test_a_mean_s_interval(self, values: list[float], alpha: float) -> None:
-        state = intervals.update(intervals.init(bound=BOUND), values)
+    def test_how_far_a_sum_may_be_from_its_conditional_means(self, values: list[float], alpha: float) -> None:
+        got = intervals.add_surprises(np.array(values), 0, 0.0, 0.0, guess=(0.0, BOUND))
         seen, surprise = [BOUND / 2], 0.0  # the middle of the range stands for one value
         for x in values:
             surprise += (x - sum(seen[1:], seen[0]) / len(seen)) ** 2
             seen.append(x)
-        assert state.surprise == pytest.approx(surprise, abs=1e-9)
-        u = intervals.deviation(state.surprise, reach=BOUND, alpha=alpha) / BOUND
+        assert got == pytest.approx((sum(values), surprise), abs=1e-9)
+        u = intervals.deviation(surprise, reach=BOUND, alpha=alpha) / BOUND
         tilts = np.geomspace(1e-4, 0.9, 28)
         cost = (-np.log(1 - tilts) - tilts) * surprise / BOUND**2
         assert np.exp(tilts * u - cost).mean() == pytest.approx(2 / alpha, rel=1e-6)
@@ -306,7 +235,6 @@ class TestBadInput:
         good, bad = [0.5, 0.5], [0.5, value]
         holdback = savings.init(share=0.1, bound=BOUND)
         for name, refuse in (
-            ("values", lambda: intervals.update(intervals.init(bound=BOUND), bad)),
             ("weights", lambda: betting.update(betting.init(p0=0.1, highest=BOUND), bad)),
             ("seconds", lambda: savings.update(holdback, bad, [0, 1], forecast=good)),
             ("forecast", lambda: savings.update(holdback, good, [0, 1], forecast=bad)),
@@ -321,18 +249,14 @@ class TestBadInput:
         with pytest.raises(InvalidArgumentError, match="2, 1 and 2 batches"):
             savings.update(holdback, [0.5, 0.5], [0, 1], forecast=[0.5])
         with pytest.raises(InvalidArgumentError, match="one-dimensional"):
-            intervals.update(intervals.init(bound=BOUND), [[0.5]])
+            betting.update(betting.init(p0=0.1, highest=BOUND), [[0.5]])
 
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: intervals.init(bound=0), "bound is 0"),
-            (lambda: intervals.init(bound=math.nan), "bound is nan"),
-            (lambda: intervals.MeanState(1.0, -1), "n and surprise must be >= 0"),
-            (lambda: intervals.MeanState(1.0, 1, math.nan), "finite"),
             (lambda: intervals.rate_interval(3, 2, alpha=0.05), "counts are"),
             (lambda: intervals.rate_interval(1, 2, alpha=1.0), "alpha is"),
-            (lambda: intervals.mean_interval(intervals.init(bound=1), alpha=0.0), "alpha is"),
+            (lambda: savings.init(share=0.1, bound=0), "bound is 0"),
             (lambda: betting.init(p0=1.0, highest=2), "p0 is"),
             (lambda: betting.init(p0=0.1, highest=0.5), "highest is"),
             (lambda: betting.init(p0=0.1, highest=2, alternative="other"), "alternative is"),  # type: ignore[arg-type]

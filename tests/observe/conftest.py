@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
-
-def tools(group: str) -> Path:
-    made = subprocess.run([ROOT / "cluster" / "tools", group], capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    return Path(made.stdout.strip())
+from tests.needed import built
 
 
 @pytest.fixture(scope="session")
 def prometheus_tools() -> Path:
     """The folder with ``prometheus`` and ``promtool``."""
-    return tools("prometheus")
+    return built("tools", "prometheus")
 
 
 @pytest.fixture(scope="session")
 def evaluate() -> Path:
     """Answers what Argo CD and Flux make of an object."""
-    return tools("gitops") / "evaluate"
+    return built("tools", "gitops") / "evaluate"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -15,6 +17,9 @@ from processes import WorkerProcess
 
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.execution.sessions import Sessions
+
+if TYPE_CHECKING:
+    from offramp_worker.prepare.source.sources import Backbone  # imports torch, which takes seconds
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +42,21 @@ def worker(bundle_dir: Path, tmp_path: Path) -> Iterator[WorkerProcess]:
     """A ready worker with a control plane (keys and token of the tests) and no plan."""
     with WorkerProcess(bundle_dir, env={"OFFRAMP_STATE_DIR": str(tmp_path / "state")}) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    """The tiny residual network of ``prepared``, as `offramp prepare` reads it."""
+    import prepared
+
+    from offramp_worker.prepare.source.sources import load_backbone
+
+    return load_backbone(prepared.save_model(tmp_path_factory.mktemp("model")), prepared.images(16, seed=2)[0])
+
+
+@pytest.fixture(scope="session")
+def rows() -> np.ndarray:
+    """Images for it."""
+    import prepared
+
+    return prepared.images(400, seed=4)[0]

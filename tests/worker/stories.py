@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.needed import leave_out
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from offramp_core.errors import InvalidArgumentError
@@ -46,10 +47,18 @@ CHAT = (
 )
 
 
+def data_file(name: str) -> Path:
+    """A file of the checkpoint."""
+    path = FOLDER / name
+    if not path.is_file():
+        leave_out(f"{path} is missing; set OFFRAMP_DATA to the folder that holds {FOLDER.name}")
+    return path
+
+
 @lru_cache(maxsize=1)
 def tokenizer() -> BundleTokenizer:
     """``tok512.bin`` as a tokenizer of the library, with the chat marks that the template needs."""
-    raw = (FOLDER / "tok512.bin").read_bytes()
+    raw = data_file("tok512.bin").read_bytes()
     at, pieces = 4, list[tuple[str, float]]()
     while at < len(raw):
         score, size = struct.unpack_from("<fi", raw, at)
@@ -93,7 +102,7 @@ class Weights:
 
 @lru_cache(maxsize=2)
 def weights(bits: int = 32) -> Weights:
-    raw = (FOLDER / "stories260K.bin").read_bytes()
+    raw = data_file("stories260K.bin").read_bytes()
     dim, hidden, layers, heads, kv_heads, vocabulary, context = struct.unpack_from("<7i", raw)
     kv = dim // heads * kv_heads
     shapes = {

@@ -48,7 +48,7 @@ MIDDLES = ("", " saw a red ball", " was very sad because", " went to the", " had
 
 @lru_cache(maxsize=1)
 def checkpoint() -> Checkpoint:
-    return read_llama2c(stories.FOLDER / "stories260K.bin", stories.FOLDER / "tok512.bin")
+    return read_llama2c(stories.data_file("stories260K.bin"), stories.data_file("tok512.bin"))
 
 
 def write_story_bundle(folder: Path) -> GenerationManifest:

@@ -32,8 +32,6 @@ from offramp_worker.prepare.generation.report import draft_line, judged
 from offramp_worker.prepare.generation.sources import read_checkpoint
 from offramp_worker.prepare.progress import Reporter
 
-LLAMA2C = stories.FOLDER / "stories260K.bin"
-
 
 def test_a_folder_of_transformers_is_the_same_model(tmp_path: Path) -> None:
     read = read_checkpoint(str(write_huggingface(tmp_path / "Stories 260K")))
@@ -184,7 +182,7 @@ def test_a_gguf_file_that_is_not_of_the_family_is_refused_by_its_field(
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (LLAMA2C.read_bytes()[:1000], "has 1000 bytes and its header calls for"),
+        (struct.pack("<7i", 64, 172, 5, 8, 4, 512, 512) + bytes(972), "has 1000 bytes and its header calls for"),
         (b"abc", "a header of llama2.c"),
         (struct.pack("<7i", 64, 172, 5, 7, 4, 512, 512), "none of llama2.c"),
         (struct.pack("<7i", 2**30, 2**30, 2**30, 8, 4, 512, 512), "truncated"),
@@ -193,7 +191,7 @@ def test_a_gguf_file_that_is_not_of_the_family_is_refused_by_its_field(
 )
 def test_a_file_of_llama2c_whose_bytes_do_not_fit_is_refused(tmp_path: Path, raw: bytes, why: str) -> None:
     (tmp_path / "m.bin").write_bytes(raw)
-    (tmp_path / "tok.bin").write_bytes((stories.FOLDER / "tok512.bin").read_bytes())
+    (tmp_path / "tok.bin").write_bytes(stories.data_file("tok512.bin").read_bytes())
     with pytest.raises(ModelRefusedError, match=why):
         read_checkpoint(str(tmp_path))
 
@@ -226,7 +224,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(data: Path, out: Path) -> GenerationRequest:
-    return GenerationRequest(str(LLAMA2C), str(data), out, answer_tokens=24)
+    return GenerationRequest(str(stories.data_file("stories260K.bin")), str(data), out, answer_tokens=24)
 
 
 @pytest.mark.slow
@@ -337,7 +335,16 @@ def test_too_few_prompts_are_refused(data: Path, tmp_path: Path) -> None:
     ],
 )
 def test_the_command_refuses_by_option(data: Path, tmp_path: Path, options: list[str], why: str) -> None:
-    asked = ["--task", "generate", "--model", str(LLAMA2C), "--data", str(data), "--out", str(tmp_path / "out")]
+    asked = [
+        "--task",
+        "generate",
+        "--model",
+        str(stories.data_file("stories260K.bin")),
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     result = CliRunner().invoke(app, ["prepare", *asked, *options])
     assert result.exit_code == 2 and why in result.stderr, result.output
 
@@ -372,7 +379,7 @@ def test_the_command_prints_its_report(data: Path, tmp_path: Path) -> None:
         "--task",
         "generate",
         "--model",
-        str(LLAMA2C),
+        str(stories.data_file("stories260K.bin")),
         "--data",
         str(data),
         "--out",

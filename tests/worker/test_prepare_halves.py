@@ -50,17 +50,6 @@ ANY_SPEED = 1e9  # on a CPU it is slower than fp32, which is not what these test
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    x, _ = prepared.images(16, seed=2)
-    return load_backbone(prepared.save_model(tmp_path_factory.mktemp("model")), x)
-
-
-@pytest.fixture(scope="module")
-def rows() -> np.ndarray:
-    return prepared.images(400, seed=4)[0]
-
-
-@pytest.fixture(scope="module")
 def places(backbone: Backbone, rows: np.ndarray) -> tuple[Place, ...]:
     return find_places(backbone, rows).places
 

@@ -8,7 +8,6 @@ from itertools import chain, combinations, pairwise
 import numpy as np
 import onnx
 import onnxruntime as ort
-import prepared
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +32,7 @@ from offramp_worker.prepare.precision.mixing import (
 )
 from offramp_worker.prepare.precision.products import round_weights
 from offramp_worker.prepare.precision.quantizing import Static, choose_quantized, static_parts
-from offramp_worker.prepare.source.sources import Backbone, load_backbone
+from offramp_worker.prepare.source.sources import Backbone
 
 NONE = Exits({})
 SOME = Exits({0.005: 0.15, 0.01: 0.25})
@@ -97,16 +96,6 @@ def test_expected_disagreement_is_the_rate_at_which_normal_errors_turn_answers()
 
 
 # Graphs
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    return load_backbone(prepared.save_model(tmp_path_factory.mktemp("model")), prepared.images(16, seed=2)[0])
-
-
-@pytest.fixture(scope="module")
-def rows() -> np.ndarray:
-    return prepared.images(400, seed=4)[0]
 
 
 @pytest.fixture(scope="module")

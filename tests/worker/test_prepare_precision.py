@@ -51,17 +51,6 @@ ANY_SPEED = 1e9  # whether int8 is faster than fp32 here is not what these tests
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    x, _ = prepared.images(16, seed=2)
-    return load_backbone(prepared.save_model(tmp_path_factory.mktemp("model")), x)
-
-
-@pytest.fixture(scope="module")
-def rows() -> np.ndarray:
-    return prepared.images(400, seed=4)[0]
-
-
-@pytest.fixture(scope="module")
 def cuts(backbone: Backbone, rows: np.ndarray) -> dict[str, tuple[int, ...]]:
     return {place.tensor: place.shape for place in find_places(backbone, rows).places}
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,21 +39,6 @@ class BetState:
         bets = _bets(self.p0, self.highest, self.alternative)
         if self.n < 0 or len(self.log_wealth) != len(bets) or not all(map(math.isfinite, self.log_wealth)):
             raise InvalidArgumentError(f"bet state is {self!r}; n must be >= 0 with {len(bets)} finite log wealths")
-
-    def to_mapping(self) -> dict[str, Any]:
-        """JSON form; :meth:`from_mapping` gives back an equal state, so a restart loses nothing."""
-        return {
-            "p0": self.p0,
-            "highest": self.highest,
-            "alternative": self.alternative,
-            "log_wealth": list(self.log_wealth),
-            "n": self.n,
-        }
-
-    @classmethod
-    def from_mapping(cls, value: dict[str, Any]) -> BetState:
-        wealth = tuple(float(x) for x in value["log_wealth"])
-        return cls(float(value["p0"]), float(value["highest"]), value["alternative"], wealth, int(value["n"]))
 
 
 def init(*, p0: float, highest: float, alternative: Alternative = "greater") -> BetState:
@@ -94,23 +78,6 @@ def update(state: BetState, weights: npt.ArrayLike) -> BetState:
     )
     wealth = tuple(float(x) for x in np.asarray(state.log_wealth) + grown)
     return BetState(state.p0, state.highest, state.alternative, wealth, state.n + len(w))
-
-
-def merge(one: BetState, other: BetState) -> BetState:
-    """Both workers' observations.
-
-    Raises
-    ------
-    InvalidArgumentError
-        They do not bet on the same thing.
-    """
-    if (one.p0, one.highest, one.alternative) != (other.p0, other.highest, other.alternative):
-        raise InvalidArgumentError(
-            f"bets on {one.p0}, {one.highest}, {one.alternative} and {other.p0}, {other.highest}, {other.alternative} "
-            "cannot be merged"
-        )
-    wealth = tuple(a + b for a, b in zip(one.log_wealth, other.log_wealth, strict=True))
-    return BetState(one.p0, one.highest, one.alternative, wealth, one.n + other.n)
 
 
 def log_e_value(state: BetState, *, design_effect: float = 1.0) -> float:

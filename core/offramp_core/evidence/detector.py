@@ -46,10 +46,6 @@ class DetectorState:
     m: tuple[float, ...] = ()
     n: int = 0
 
-    def to_mapping(self) -> dict[str, Any]:
-        """JSON form; :meth:`from_mapping` gives back an equal state, so a restart loses nothing."""
-        return {"m": list(self.m), "n": self.n}
-
     @classmethod
     def from_mapping(cls, value: dict[str, Any]) -> DetectorState:
         m, n = tuple(float(x) for x in value["m"]), int(value["n"])

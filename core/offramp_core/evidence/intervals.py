@@ -1,4 +1,4 @@
-"""Intervals that hold at every moment at once: a rate from counts, a mean of bounded values.
+"""Intervals that hold at every moment at once: a rate from counts, a sum of bounded values.
 
 An ordinary 95 % interval is right at one sample size fixed beforehand; on a dashboard that people watch it is wrong
 sooner or later. A *confidence sequence* covers the truth at all times simultaneously with probability 1 - alpha, so it
@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,86 +84,6 @@ def log_evidence_above(k: Counts, n: Counts, *, rate: float) -> Floats:
     cost = np.log1p(rate * np.expm1(_RATE_TILTS))
     terms = np.multiply.outer(k, _RATE_TILTS) - np.multiply.outer(n, cost)
     return np.asarray(np.logaddexp.reduce(terms, axis=-1) - math.log(len(_RATE_TILTS)))
-
-
-@dataclass(frozen=True, slots=True)
-class MeanState:
-    """Sums over values in [0, ``bound``]: how many, their total, and how much they surprised (squared, against the mean
-    before).
-
-    The state of workers merges by adding; the mean before a value is that of the worker that saw it.
-    """
-
-    bound: float
-    n: int = 0
-    total: float = 0.0
-    surprise: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.bound < math.inf:
-            raise InvalidArgumentError(f"bound is {self.bound}; it must be positive and finite")
-        if self.n < 0 or not (math.isfinite(self.total) and 0 <= self.surprise < math.inf):
-            raise InvalidArgumentError(f"mean state is {self!r}; n and surprise must be >= 0 and all sums finite")
-
-    @property
-    def mean(self) -> float | None:
-        """Average of the values seen, or None before any."""
-        return self.total / self.n if self.n else None
-
-    def to_mapping(self) -> dict[str, Any]:
-        """JSON form; :meth:`from_mapping` gives back an equal state, so a restart loses nothing."""
-        return {"bound": self.bound, "n": self.n, "total": self.total, "surprise": self.surprise}
-
-    @classmethod
-    def from_mapping(cls, value: dict[str, Any]) -> MeanState:
-        return cls(float(value["bound"]), int(value["n"]), float(value["total"]), float(value["surprise"]))
-
-
-def init(*, bound: float) -> MeanState:
-    """Nothing seen; values will lie in [0, ``bound``]."""
-    return MeanState(bound)
-
-
-def update(state: MeanState, values: npt.ArrayLike) -> MeanState:
-    """Add values [n] in their order of arrival; all at once or one by one gives the same state, bit for bit.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A value is NaN or outside [0, bound]; names the row.
-    """
-    x = check_values("values", values, low=0.0, high=state.bound)
-    total, surprise = add_surprises(x, state.n, state.total, state.surprise, guess=(0.0, state.bound))
-    return MeanState(state.bound, state.n + len(x), total, surprise)
-
-
-def merge(one: MeanState, other: MeanState) -> MeanState:
-    """Both workers' observations; the order of merging matters only in the last bit of a sum.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The bounds differ.
-    """
-    if one.bound != other.bound:
-        raise InvalidArgumentError(f"bounds are {one.bound} and {other.bound}; only equal ones can be merged")
-    return MeanState(one.bound, one.n + other.n, one.total + other.total, one.surprise + other.surprise)
-
-
-def mean_interval(state: MeanState, *, alpha: float) -> Interval:
-    """Where the average so far of the conditional means lies (empirical Bernstein: tight where values scatter little).
-
-    Raises
-    ------
-    InvalidArgumentError
-        ``alpha`` is not in (0, 1).
-    """
-    if state.n == 0:
-        check_rate("alpha", alpha)
-        return Interval(0.0, state.bound)
-    mean = state.total / state.n
-    around = deviation(state.surprise, reach=state.bound, alpha=alpha) / state.n
-    return Interval(max(0.0, mean - around), min(state.bound, mean + around))
 
 
 def deviation(surprise: float, *, reach: float, alpha: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +34,6 @@ class Counts:
 
     n: int = 0
     k: int = 0
-
-    def to_mapping(self) -> dict[str, int]:
-        return {"n": self.n, "k": self.k}
-
-    @classmethod
-    def from_mapping(cls, value: dict[str, Any]) -> Counts:
-        return update(cls(), int(value["n"]), int(value["k"]))
 
 
 def init() -> Counts:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +21,10 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.intervals import BLOCK, Interval, add_surprises, check_values, deviation
 from offramp_core.evidence.one_arm import as_outcomes
 
-_SUMS = ("n", "saved", "saved_surprise", "spent", "spent_surprise")
-
 
 @dataclass(frozen=True, slots=True)
 class SavingsState:
-    """Sums over batches for a holdback of ``share`` and costs in [0, ``bound``] seconds; those of workers merge by
-    adding.
+    """Sums over batches for a holdback of ``share`` and costs in [0, ``bound``] seconds.
 
     ``saved`` totals the estimates of what each batch saved, ``spent`` of what each costs with exits on; the surprises
     are the squared differences of both from their running means.
@@ -50,15 +46,6 @@ class SavingsState:
         sums = (self.saved, self.spent, self.saved_surprise, self.spent_surprise)
         if self.n < 0 or not all(map(math.isfinite, sums)) or min(self.saved_surprise, self.spent_surprise) < 0:
             raise InvalidArgumentError(f"savings state is {self!r}; n and surprises must be >= 0 and all sums finite")
-
-    def to_mapping(self) -> dict[str, Any]:
-        """JSON form; :meth:`from_mapping` gives back an equal state, so a restart loses nothing."""
-        return {name: getattr(self, name) for name in ("share", "bound", *_SUMS)}
-
-    @classmethod
-    def from_mapping(cls, value: dict[str, Any]) -> SavingsState:
-        sums = {name: (int if name == "n" else float)(value[name]) for name in _SUMS}
-        return cls(float(value["share"]), float(value["bound"]), **sums)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +92,6 @@ def update(
         part = slice(block, block + BLOCK)
         state = _add(state, x[part], off[part], f[part])
     return state
-
-
-def merge(one: SavingsState, other: SavingsState) -> SavingsState:
-    """Both workers' batches.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Their holdback shares or bounds differ.
-    """
-    if (one.share, one.bound) != (other.share, other.bound):
-        raise InvalidArgumentError(
-            f"holdbacks of {one.share} up to {one.bound} s and {other.share} up to {other.bound} s cannot be merged"
-        )
-    sums = {name: getattr(one, name) + getattr(other, name) for name in _SUMS}
-    return SavingsState(one.share, one.bound, **sums)
 
 
 def estimate(state: SavingsState, *, alpha: float) -> Savings:

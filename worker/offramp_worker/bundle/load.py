@@ -29,7 +29,6 @@ from offramp_core.bundle import (
     SCHEMA_VERSION,
     TASK_SCHEMA_VERSION,
     TOKENIZER_FILE,
-    BatchProfile,
     Manifest,
     Profile,
     RampSpec,
@@ -48,6 +47,7 @@ from offramp_core.task import Task
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name, output_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.profile import parse_profile
 from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import DEVICES, Device
 from offramp_worker.documents import parse_document
@@ -521,13 +521,7 @@ def _check_records(raw: bytes, manifest: Manifest) -> None:
 
 
 def _parse_profile(raw: bytes, manifest: Manifest) -> Profile:
-    try:
-        profile = parse_document(raw, Profile)
-    except ValueError as error:
-        raise InvalidBundleError(f"{PROFILE_FILE}: {error}") from error
-    sizes = [batch.batch_size for batch in profile.batches]
-    if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
-        raise InvalidBundleError(f"{PROFILE_FILE}: batch sizes are {sizes}; they must rise, the first at least 1")
+    profile = parse_profile(raw, name=PROFILE_FILE)
     if profile.executor not in {device.executor for device in DEVICES.values()}:
         raise InvalidBundleError(
             f"{PROFILE_FILE}: executor is {profile.executor!r}; it must be one of "
@@ -538,19 +532,13 @@ def _parse_profile(raw: bytes, manifest: Manifest) -> Profile:
         raise InvalidBundleError(f"{PROFILE_FILE}: does not price the precisions {sorted(names)} at every batch size")
     of_columns = [column.precision for column in manifest.columns]
     for precision in (EXACT, *names):
+        n_ramps = len(chain(of_columns, precision))
         for batch in profile.of(precision).batches:
-            _check_batch(batch, n_ramps=len(chain(of_columns, precision)))
+            if len(batch.segment_seconds) != n_ramps + 1 or len(batch.ramp_seconds) != n_ramps:
+                raise InvalidBundleError(
+                    f"{PROFILE_FILE}: batch size {batch.batch_size} does not price {n_ramps} ramps"
+                )
     return profile
-
-
-def _check_batch(batch: BatchProfile, *, n_ramps: int) -> None:
-    seconds = (batch.exact_seconds, batch.regroup_seconds, *batch.segment_seconds, *batch.ramp_seconds)
-    if len(batch.segment_seconds) != n_ramps + 1 or len(batch.ramp_seconds) != n_ramps:
-        raise InvalidBundleError(f"{PROFILE_FILE}: batch size {batch.batch_size} does not price {n_ramps} ramps")
-    if batch.exact_seconds <= 0 or not all(math.isfinite(s) and s >= 0 for s in seconds):
-        raise InvalidBundleError(
-            f"{PROFILE_FILE}: batch size {batch.batch_size} has seconds that are not finite and >= 0"
-        )
 
 
 def _first_line(error: Exception) -> str:

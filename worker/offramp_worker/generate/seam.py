@@ -280,9 +280,6 @@ class TextDecoder(Protocol):
 class Tokenizer(Protocol):
     """Text to tokens and back. Safe for threads."""
 
-    @property
-    def has_chat_template(self) -> bool: ...
-
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Tokens of a text, without the bundle's begin tokens. ``special``: names of special tokens within the text
         mean them, as chat templates need; otherwise they are ordinary letters, so that no client can forge a turn."""

@@ -51,10 +51,6 @@ class BundleTokenizer:
         self._names = re.compile("|".join(map(re.escape, names))) if names else None
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
-    @property
     def vocabulary(self) -> int:
         """Number of ids, unused ones included."""
         return len(self._bytes)

@@ -45,17 +45,6 @@ def few_bits(
     return {"values": values, "scales": scales.reshape(-1), "zeros": zeros.reshape(-1)}
 
 
-def restored(parts: dict[str, npt.NDArray[Any]], bits: int, inputs: int) -> FloatArray:
-    """The matrix that the blocks stand for, (outputs, inputs)."""
-    values, scales = parts["values"], parts["scales"]
-    n, blocks, _ = values.shape
-    zeros = parts["zeros"].reshape(n, -1)
-    whole = _unpacked(values.reshape(n, -1), bits).reshape(n, blocks, BLOCK).astype(np.float32)
-    zero = _unpacked(zeros, bits)[:, :blocks, None].astype(np.float32)
-    matrix: FloatArray = ((whole - zero) * scales.reshape(n, blocks, 1)).reshape(n, -1)[:, :inputs].astype(np.float32)
-    return matrix
-
-
 def _rounded(
     matrix: FloatArray, bits: int, weight: FloatArray | None, shrinks: Sequence[float]
 ) -> tuple[npt.NDArray[np.uint8], FloatArray, npt.NDArray[np.uint8]]:
@@ -108,10 +97,3 @@ def _packed(x: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     if x.shape[1] % 2:
         x = np.pad(x, ((0, 0), (0, 1)))
     return (x[:, ::2] | (x[:, 1::2] << 4)).astype(np.uint8)
-
-
-def _unpacked(x: npt.NDArray[Any], bits: int) -> npt.NDArray[np.uint8]:
-    b = x.astype(np.uint8)
-    if bits == 8:
-        return b
-    return np.stack([b & 15, b >> 4], axis=2).reshape(len(b), -1)
