@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -181,8 +181,14 @@ def serve_plan(sessions: Sessions, bundle: Bundle, plan: Plan, profile: Profile)
     return Served(stages, tests, regrouping)
 
 
+class Runs(Protocol):
+    """What answers batches."""
+
+    def run(self, x: Array) -> Iterator[Leave]: ...
+
+
 def compare(
-    exact: Runnable, served: Served, x: Array, spec: TensorSpec, *, batch: int, pairs: int, clock: Callable[[], float]
+    exact: Runnable, served: Runs, x: Array, spec: TensorSpec, *, batch: int, pairs: int, clock: Callable[[], float]
 ) -> tuple[Ratio, LabelArray]:
     """Time the plan against the exact executor batch by batch in turn; also what it answers to each row of ``x``."""
     answers = np.full(len(x), -1, dtype=np.int64)

@@ -11,6 +11,7 @@ plan.py              `offramp plan FILE`: which plans should serve where, from f
 prepare.py           `offramp prepare`: turn a model and unlabeled inputs into an exit bundle
 replay.py            `offramp replay`: what tuning policies would have done with recorded scores
 serve.py             `offramp serve DIR`: one worker in the foreground
+triton.py            `offramp triton DIR`: a plan's exits as one graph that Triton serves
 up.py                `offramp up FILE`: serve an EarlyExitService on this machine
 verify.py            `offramp verify`: checks a certificate
 """

@@ -12,6 +12,7 @@ from offramp_cli.plan import plan
 from offramp_cli.prepare import prepare
 from offramp_cli.replay import add_replay
 from offramp_cli.serve import serve
+from offramp_cli.triton import triton
 from offramp_cli.up import up
 from offramp_cli.verify import verify
 
@@ -28,6 +29,7 @@ app.command()(up)
 add_replay(app)
 app.command()(verify)
 app.command()(plan)
+app.command()(triton)
 app.command()(lint)
 for command in (
     read.get,

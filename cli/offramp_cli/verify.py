@@ -128,7 +128,7 @@ def load_certificates(file: Path, plan_file: Path | None) -> tuple[Plan, list[Ce
     if "method" in value:  # a certificate alone
         if plan_file is None:
             raise InvalidSpecError(str(file), "is a certificate alone; give its plan with --plan")
-        return _plan_of(plan_file), [Certificate.from_mapping(value)]
+        return load_plan(plan_file), [Certificate.from_mapping(value)]
     if value.get("kind") != "RampConfig":
         raise InvalidSpecError(
             str(file), f"kind is {value.get('kind')!r}; give a RampConfig, or a certificate with --plan"
@@ -137,7 +137,7 @@ def load_certificates(file: Path, plan_file: Path | None) -> tuple[Plan, list[Ce
     listed = status.get("certificates") or [] if isinstance(status, Mapping) else None
     if not isinstance(listed, list):
         raise InvalidSpecError("status.certificates", f"must be a list; got {listed!r}")
-    plan = Plan.from_mapping(_mapping(value.get("spec"), "spec")) if plan_file is None else _plan_of(plan_file)
+    plan = Plan.from_mapping(_mapping(value.get("spec"), "spec")) if plan_file is None else load_plan(plan_file)
     proofs = [_mapping(c, f"status.certificates[{i}]") for i, c in enumerate(listed)]
     counted = [proof for proof in proofs if proof.get("method") != ACCEPTANCE]
     if proofs and not counted:
@@ -172,7 +172,14 @@ def _free(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.fl
     return free
 
 
-def _plan_of(path: Path) -> Plan:
+def load_plan(path: Path) -> Plan:
+    """A plan from a file: a ``RampConfig``, or the plan alone.
+
+    Raises
+    ------
+    InvalidSpecError, InvalidArgumentError
+        The file cannot be read or is neither; the message names the file or the field.
+    """
     value = _document(path)
     return Plan.from_mapping(_mapping(value.get("spec"), "spec") if value.get("kind") == "RampConfig" else dict(value))
 

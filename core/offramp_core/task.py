@@ -101,6 +101,11 @@ class Task(ABC):
         """Where the logits of labels (width,) turn from no to yes; zeros where there are none."""
         return np.zeros(self.width)
 
+    @cached_property
+    def limits(self) -> FloatArray:
+        """What outputs (n, width) of labels are compared with; zeros where there are none."""
+        return np.zeros(self.width, dtype=np.float32)
+
     @property
     def head_width(self) -> int:
         """Columns of what an exit says."""
@@ -246,7 +251,7 @@ class _Labels(Task):
         return np.broadcast_to(np.log(limits) - np.log1p(-limits), (self.width,)).astype(np.float64)
 
     @cached_property
-    def _limits(self) -> FloatArray:
+    def limits(self) -> FloatArray:
         """What outputs (n, width) are compared with."""
         alone = self.scale.kind == "independent-probabilities"
         return np.broadcast_to(self._thresholds if alone else self.offsets, (self.width,)).astype(np.float32)
@@ -262,7 +267,7 @@ class _Labels(Task):
         return f"threshold {wrong[0]} is none of a probability; it must lie above 0 and below 1" if wrong else ""
 
     def answers(self, outputs: Outputs) -> LabelArray:
-        given: LabelArray = (outputs > self._limits).astype(np.int64)
+        given: LabelArray = (outputs > self.limits).astype(np.int64)
         return _without_answer(given, outputs)
 
     def raw_score(self, outputs: Outputs) -> LossArray:

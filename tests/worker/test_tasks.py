@@ -16,6 +16,7 @@ import onnx
 import prepared
 import pytest
 import tasks
+from exported import Repository
 from onnx import helper
 from processes import WorkerProcess, document, eventually
 from scipy import stats
@@ -190,7 +191,7 @@ def test_what_is_more_uncertain_is_more_often_wrong(made: Any, kind: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "hamming"])
-def test_a_worker_serves_the_task_with_certified_exits(made: Any, kind: str) -> None:
+def test_a_worker_serves_the_task_with_certified_exits(made: Any, kind: str, tmp_path: Path) -> None:
     it = made(kind)
     found, spec = tuned(it, cheap(it.folder)), it.bundle.manifest.inputs[0]
     assert found.certificate.method == (METHOD_LOSSES if kind == "hamming" else METHOD)
@@ -224,6 +225,11 @@ def test_a_worker_serves_the_task_with_certified_exits(made: Any, kind: str) -> 
         np.testing.assert_array_equal(served["label"], served[own] > limits)
     if kind == "top-k":
         np.testing.assert_array_equal(served["label"][:, 0], served[own].argmax(axis=1))
+    exported, left_there = Repository.of(it.folder, found.plan, tmp_path / "models").answer(it.x)
+    assert left_there == exits
+    for name, values in served.items():
+        same = exported[name].reshape(values.shape)  # a label of one number has an axis in Triton
+        np.testing.assert_allclose(same, values, rtol=1e-4, atol=1e-4)
 
 
 def cheap_in_time(folder: Path) -> Records:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import onnx
 from onnx import helper
 
 from offramp_core.errors import InvalidBundleError
+from offramp_core.precision import Precision
 from offramp_worker.bundle.confidence import DOUBLE, add_confidence
 from offramp_worker.bundle.graph import (
     between,
@@ -32,6 +33,7 @@ from offramp_worker.bundle.graph import (
     tapped_model,
 )
 from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.bundle.load import Bundle
 from offramp_worker.devices import optimised_graph
 
 Groups = Sequence[Sequence[HeadNodes]]
@@ -94,6 +96,31 @@ def stage_graphs(
         with contextlib.suppress(InvalidBundleError):
             return _cut_all(model, groups, _optimised_cutter(model, heads, read))
     return _cut_all(model, groups, _plain_cutter(model, shapes))
+
+
+def plan_stages(
+    bundle: Bundle, active: Sequence[int], precision: Precision, *, optimise: bool
+) -> tuple[tuple[tuple[int, ...], StageGraph], ...]:
+    """The stages of the active columns at a precision, in network order, each with its columns; those whose model is at
+    the input are first, and the last one runs to the output without any.
+
+    Raises
+    ------
+    InvalidBundleError
+        A head's tensor does not separate the input from the output.
+    """
+    entry, sides = input_name(bundle.backbone), list[tuple[tuple[int, ...], StageGraph]]()
+    own, ramps = list[list[HeadNodes]](), list[tuple[int, ...]]()
+    for place, columns in groupby(active, key=lambda j: head.source if (head := bundle.heads[j]) is not None else j):
+        group = tuple(columns)
+        if isinstance(place, int):
+            sides.append((group, side_stage(bundle.side_models[place], bundle.columns[place].id, entry=entry)))
+        else:
+            own.append([head for j in group if (head := bundle.heads[j]) is not None])
+            ramps.append(group)
+    graphs = stage_graphs(bundle.backbones[precision], own, shapes=bundle.shapes, optimise=optimise)
+    stages = sorted([*sides, *zip(ramps, graphs[:-1], strict=True)], key=lambda item: item[0])
+    return (*stages, ((), graphs[-1]))
 
 
 def side_stage(model: onnx.ModelProto, name: str, *, entry: str) -> StageGraph:

@@ -103,32 +103,15 @@ class PlanTarget(ABC):
         )
 
     def columns_of(self, plan: Plan) -> dict[str, int]:
-        """Columns of the ramps that a plan may use, by id: those at the input and those of its precision."""
-        columns = self.columns
-        return {columns[j].id: j for j in chain([c.precision for c in columns], plan.precision)}
+        """Columns of the ramps that a plan may use, by id."""
+        return columns_of(plan, self.columns)
 
     def _plan(self, arm: ArmPlan) -> Plan:
         try:
             plan = Plan.from_mapping(arm.plan)
         except InvalidArgumentError as error:
             raise PlanRefusedError(Reason.MALFORMED, str(error)) from error
-        if plan.backbone_digest != self.backbone_digest:
-            raise PlanRefusedError(
-                Reason.DIGEST_MISMATCH,
-                f"backboneDigest is {plan.backbone_digest}; this worker has loaded {self.backbone_digest}",
-            )
-        if plan.precision not in self.precisions:
-            raise PlanRefusedError(
-                Reason.UNSUPPORTED,
-                f"precision {plan.precision} is not in the loaded bundle, which has {list(self.precisions)}",
-            )
-        known = self.columns_of(plan)
-        unknown = [ramp.id for ramp in plan.ramps if ramp.id not in known]
-        if unknown:
-            raise PlanRefusedError(
-                Reason.UNKNOWN_RAMP,
-                f"ramp {unknown[0]!r} is none of the loaded bundle's at {plan.precision}, which are {sorted(known)}",
-            )
+        check_fits(plan, backbone_digest=self.backbone_digest, precisions=self.precisions, columns=self.columns)
         return plan
 
     def _runtime(
@@ -187,6 +170,38 @@ class PlanTarget(ABC):
             return fresh
         kept.design_effect = fresh.design_effect
         return kept
+
+
+def columns_of(plan: Plan, columns: Sequence[RampInfo]) -> dict[str, int]:
+    """Columns of the ramps that a plan may use, by id: those at the input and those of its precision."""
+    return {columns[j].id: j for j in chain([c.precision for c in columns], plan.precision)}
+
+
+def check_fits(plan: Plan, *, backbone_digest: str, precisions: Sequence[str], columns: Sequence[RampInfo]) -> None:
+    """Whether a plan is one of a loaded bundle, whose ``columns`` and ``precisions`` these are.
+
+    Raises
+    ------
+    PlanRefusedError
+        It names another model, a precision or a ramp that the bundle has not.
+    """
+    if plan.backbone_digest != backbone_digest:
+        raise PlanRefusedError(
+            Reason.DIGEST_MISMATCH,
+            f"backboneDigest is {plan.backbone_digest}; this worker has loaded {backbone_digest}",
+        )
+    if plan.precision not in precisions:
+        raise PlanRefusedError(
+            Reason.UNSUPPORTED,
+            f"precision {plan.precision} is not in the loaded bundle, which has {list(precisions)}",
+        )
+    known = columns_of(plan, columns)
+    unknown = [ramp.id for ramp in plan.ramps if ramp.id not in known]
+    if unknown:
+        raise PlanRefusedError(
+            Reason.UNKNOWN_RAMP,
+            f"ramp {unknown[0]!r} is none of the loaded bundle's at {plan.precision}, which are {sorted(known)}",
+        )
 
 
 def _slices(document: PlanDocument) -> dict[str, Any]:

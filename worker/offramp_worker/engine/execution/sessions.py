@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from offramp_core.reasons import Reason
 from offramp_core.task import Answers, Task
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
+from offramp_worker.bundle.stages import StageGraph, plan_stages
 from offramp_worker.bundle.tensors import computes_in_halves
 from offramp_worker.devices import missing, open_session
 from offramp_worker.engine.execution.device_stages import chain_on
@@ -197,22 +196,11 @@ class Sessions:
 
     def _build_stages(self, precision: Precision, active: tuple[int, ...]) -> tuple[StageSession, ...]:
         bundle = self._bundle
-        sessions, own, ramps = [], [], []
-        for place, columns in groupby(
-            active, key=lambda j: head.source if (head := bundle.heads[j]) is not None else j
-        ):
-            group = tuple(columns)
-            if isinstance(place, int):
-                graph = side_stage(bundle.side_models[place], bundle.columns[place].id, entry=self._input)
-                sessions.append((group, self._stage(graph, group, self._side_file(place))))
-            else:
-                own.append([head for j in group if (head := bundle.heads[j]) is not None])
-                ramps.append(group)
-        graphs = stage_graphs(bundle.backbones[precision], own, shapes=bundle.shapes, optimise=self._device.is_cpu)
         file = bundle.manifest.file_of(precision)
-        sessions += [(g, self._stage(graph, g, file)) for graph, g in zip(graphs[:-1], ramps, strict=True)]
-        sessions.sort(key=lambda item: item[0])
-        stages = (*(stage for _, stage in sessions), self._stage(graphs[-1], (), file))
+        stages = tuple(
+            self._stage(graph, group, self._side_file(group[0]) if group and group[0] in bundle.side_models else file)
+            for group, graph in plan_stages(bundle, active, precision, optimise=self._device.is_cpu)
+        )
         with _running(_UNSUPPORTED, "the plan's stages do not run here"):
             self._check_stages(precision, chain_on(self._device, stages))
         return stages

@@ -24,8 +24,10 @@ class UsualInputs:
     """Recognized by the model's input and some rows (n, ...) that it was made for."""
 
     def __init__(self, spec: TensorSpec, known: Array) -> None:
-        self._pad = spec.pad
-        self._most = FAR * max(1.0, float(np.abs(known).max())) if known.dtype.kind == "f" else np.inf
+        #: The token that fills rows up; None where there is none.
+        self.pad = spec.pad
+        #: How large a number may be.
+        self.most = FAR * max(1.0, float(np.abs(known).max())) if known.dtype.kind == "f" else np.inf
 
     def rows(self, x: Array) -> BoolArray | None:
         """Those of (n, ...) rows that may be answered early, (n,); None where all may."""
@@ -36,13 +38,13 @@ class UsualInputs:
         flat = x.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
             # Where the sum is small each of them is, and none is NaN: the quickest way through a batch there is.
-            if flat.dot(flat) <= self._most**2:
+            if flat.dot(flat) <= self.most**2:
                 return None
-            usual = np.asarray((np.abs(x.reshape(len(x), -1)) <= self._most).all(axis=1))
+            usual = np.asarray((np.abs(x.reshape(len(x), -1)) <= self.most).all(axis=1))
         return None if usual.all() else usual
 
     def _texts(self, x: Array) -> BoolArray | None:
-        if self._pad is None or x.ndim != 2 or (x[:, 0] != self._pad).all():
+        if self.pad is None or x.ndim != 2 or (x[:, 0] != self.pad).all():
             return None
-        usual = np.asarray((x != self._pad).any(axis=1))
+        usual = np.asarray((x != self.pad).any(axis=1))
         return None if usual.all() else usual
