@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from test_engine import Bench
-from tests.worker.processes import WorkerProcess
+from tests.worker.exported import Repository
+from tests.worker.processes import WorkerProcess, document, plan_for
 from tests.worker.texts import POSITIONS, SEP, TOPICS, WORDS, own_answers, text_model, texts
 
 from offramp_core.bundle import TensorSpec
@@ -211,6 +212,25 @@ def test_a_prepared_text_model_has_ramps_and_its_rows_are_answered_as_if_alone(b
     wide, narrow = (sessions.tapped(rows) for rows in (np.pad(x, ((0, 0), (0, 12))), batch))
     np.testing.assert_allclose(wide.logits, narrow.logits, atol=1e-5)
     assert float(np.abs(wide.uncertainty - narrow.uncertainty).max()) < 1e-3
+
+
+def test_texts_leave_in_one_graph_where_a_worker_lets_them_leave(bundle: tuple[Path, Path], tmp_path: Path) -> None:
+    """Every stage reads the ids besides its features, and a text of nothing but padding may not leave."""
+    ramps = [ramp.id for ramp in load_bundle(bundle[0]).ramps]
+    plan = plan_for(bundle[0], {ramps[0]: "0.4", ramps[-1]: "0.5"})
+    x = texts(60, seed=8)
+    x[17] = 0
+    with WorkerProcess(bundle[0]) as worker:
+        assert worker.deliver(document(plan)).status_code == 200
+        tensor = {"name": "input_ids", "datatype": "INT64", "shape": list(x.shape), "data": x.reshape(-1).tolist()}
+        name = load_bundle(bundle[0]).manifest.name
+        reply = worker.public.post(f"/v2/models/{name}/infer", json={"inputs": [tensor]}).raise_for_status().json()
+    outputs, exits = Repository.of(bundle[0], plan, tmp_path / "models").answer(x)
+    assert exits == reply["parameters"]["exit"].split(",")
+    assert exits[17] == "final" and len(set(exits)) == 3
+    served = {o["name"]: np.array(o["data"], dtype=float).reshape(outputs[o["name"]].shape) for o in reply["outputs"]}
+    np.testing.assert_array_equal(outputs["label"], served["label"])
+    np.testing.assert_allclose(outputs["logits"], served["logits"], rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
