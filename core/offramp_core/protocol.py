@@ -209,7 +209,8 @@ class WorkerState:
     ``stopped_tiers`` are those of ``stable_hash`` whose exits it switched off because their own detectors alarmed.
     ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready
     worker is of its bundle.) ``missing_device`` is the kind of device that its bundle was prepared for, where there is
-    none.
+    none. ``pace`` is what whole batches of the exact model took here before the first request, in times of what
+    ``costs`` say; 0 where nobody measured.
     """
 
     uid: str
@@ -238,6 +239,7 @@ class WorkerState:
     output: str = "Top1"
     stopped_tiers: tuple[str, ...] = ()
     missing_device: str = ""
+    pace: float = 0.0
 
 
 TimeName = Literal["latency", "first_token", "per_token"]

@@ -837,6 +837,30 @@ RULES: list[Rule] = [
     Rule("spec.worker.volumes", ABSENT, [{"hostPath": {"path": "/"}}], 'unknown field "spec.worker.volumes'),
 ]
 
+POOLS = [{"name": "fast", "replicas": 1, "nodeSelector": {"pool": "fast"}}, {"name": "slow", "replicas": 2}]
+POOL_RULES: list[Rule] = [
+    Rule("spec.pools", POOLS, [], "spec.pools"),
+    Rule("spec.pools", POOLS[:1], [POOLS[0], POOLS[0]], "Duplicate value"),
+    Rule("spec.pools", POOLS, [{"name": f"p{i}", "replicas": 1} for i in range(9)], "must have at most 8 items"),
+    Rule(
+        "spec.pools",
+        [{"name": f"p{i}", "replicas": 500} for i in range(2)],
+        [{"name": f"p{i}", "replicas": 501} for i in range(2)],
+        "pools must not ask for more than 1000 workers in all",
+    ),
+    Rule("spec.pools.0.name", "gpu-4", "GPU 4", "name of a pool must have lower-case letters"),
+    Rule("spec.pools.0.name", "g" * 20, "g" * 21, "Too long"),
+    Rule("spec.pools.0.name", "mainly", "main", "main and next are names of the Services of versions"),
+    Rule("spec.pools.0.name", "next-1", "next", "main and next are names of the Services of versions"),
+    Rule("spec.pools.0.replicas", 0, -1, "should be greater than or equal to 0"),
+    Rule("spec.pools.0.replicas", 998, ABSENT, "spec.pools[0].replicas: Required value"),
+    Rule("spec.pools.0.nodeSelector", {"pool": "a"}, {"pool": "a b"}, "every entry of nodeSelector must be a label"),
+    Rule(
+        "spec.pools.0.resources", {"limits": {"cpu": 1}}, {"limits": {"cpu": "-1"}}, "every resource must be a quantity"
+    ),
+    Rule("spec.pools.0.runtimeClassName", ABSENT, "nvidia", 'unknown field "spec.pools[0].runtimeClassName"'),
+]
+
 CACHE = {"sizeLimit": "1Gi"}
 SCALED = {"maxReplicas": 3, "targetInFlight": 8}
 SCALED_RULES: list[Rule] = [
@@ -859,6 +883,23 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"autoscaling": SCALED},
         {"autoscaling": SCALED, "replicas": 2},
         "autoscaling decides on the number of workers; remove replicas",
+    ),
+    ({"pools": POOLS}, {"pools": POOLS, "replicas": 2}, "pools say how many workers there are"),
+    ({"pools": POOLS}, {"pools": POOLS, "autoscaling": SCALED}, "pools say how many workers there are"),
+    (
+        {"pools": POOLS},
+        {"pools": POOLS, "updatePolicy": {"sideBySide": {}}},
+        "pools and updatePolicy.sideBySide cannot be together",
+    ),
+    (
+        {"pools": POOLS},
+        {"pools": POOLS, "updatePolicy": {"type": "Recreate"}},
+        "updatePolicy.type Recreate is for a service that has room for one worker",
+    ),
+    (
+        {"predictionCache": CACHE, "pools": [POOLS[0] | {"resources": {"limits": {"memory": "1025Mi"}}}]},
+        {"predictionCache": CACHE, "pools": [POOLS[0] | {"resources": {"limits": {"memory": "1Gi"}}}]},
+        "predictionCache.sizeLimit must be below the memory limit of each of pools",
     ),
     (
         {"predictionCache": CACHE, "execution": "Auto"},
@@ -925,6 +966,11 @@ def test_a_rule_of_pins_takes_the_right_and_refuses_the_wrong(api: Any, manifest
 @pytest.mark.parametrize("rule", SCALED_RULES, ids=_ids(SCALED_RULES))
 def test_a_rule_of_autoscaling_takes_the_right_and_refuses_the_wrong(api: Any, manifests: Any, rule: Rule) -> None:
     _check(api, manifests, manifests.service(autoscaling=SCALED), rule)
+
+
+@pytest.mark.parametrize("rule", POOL_RULES, ids=_ids(POOL_RULES))
+def test_a_rule_of_pools_takes_the_right_and_refuses_the_wrong(api: Any, manifests: Any, rule: Rule) -> None:
+    _check(api, manifests, manifests.service(pools=POOLS), rule)
 
 
 @pytest.mark.parametrize(("good", "bad", "sentence"), TOGETHER)

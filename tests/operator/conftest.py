@@ -18,7 +18,17 @@ from bench import ports
 from kubernetes import client as kubernetes_client
 from kubernetes import config as kubernetes_config
 
+sys.path.insert(0, str(Path(__file__).parent))
+from paper_fleet import CONTROLLERS, ONE_GPU, Fleet, add_node
+from paper_observer import PaperObserver
+
+from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
+from offramp_operator.kube.manifests import WorkerSettings
+from offramp_operator.kube.platform.service_platform import KubePlatform
+from offramp_operator.shell.observe import Observer
+from offramp_operator.shell.reconcile import Reconciler
+from offramp_operator.shell.signing import SigningKey
 
 T = TypeVar("T")
 
@@ -163,3 +173,51 @@ def tools() -> type[Tools]:
 def _server() -> Any:
     """What starts API servers, for tests that need one of their own."""
     return server
+
+
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Iterator[Any]:
+    """An API server of its own, with the controllers that run Deployments and quotas, and a scheduler."""
+    folder = tmp_path_factory.mktemp("controllers")
+    with ExitStack() as stack:
+        api = server._start(folder, stack)
+        server._install_crds(api)
+        flags = (f"--kubeconfig={api.kubeconfig}", "--leader-elect=false", "--secure-port=0")
+        server._spawn(stack, folder, "kube-controller-manager", *flags, f"--controllers={CONTROLLERS}")
+        server._spawn(stack, folder, "kube-scheduler", *flags)
+        yield api
+
+
+@pytest.fixture
+def fleet(controlled: Any, manifests: Any, tools: Any) -> Iterator[Callable[..., Any]]:
+    """``async with fleet(nodes=2) as f``: a service in a namespace of its own, on nodes with one GPU each that nobody
+    else may use. With ``nodes={"fast": 2}`` they carry the name of a pool.
+
+    With ``answering``, ready pods say which model they serve and how well.
+    """
+    namespace = f"update-{os.urandom(4).hex()}"
+    controlled.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, keep=True)
+
+    @asynccontextmanager
+    async def make(*, nodes: int | dict[str, int], answering: bool = False, **spec: Any) -> AsyncIterator[Fleet]:
+        for pool, count in nodes.items() if isinstance(nodes, dict) else [("", nodes)]:
+            for number in range(count):
+                add_node(controlled, f"{namespace}-{pool}{number}", namespace, pool=pool)
+        for asked in spec.get("pools", ()):
+            asked["nodeSelector"] = {"of": namespace, "pool": asked["name"]}
+        worker = {**ONE_GPU, "nodeSelector": {"of": namespace}, **spec.pop("worker", {})}
+        manifest = manifests.service(worker=worker, **spec)
+        manifest["metadata"]["namespace"] = namespace
+        assert controlled.create(manifest, keep=True).status_code == 201
+        async with tools.client_of(controlled.kubeconfig) as client:
+            cache = ObjectCache()
+            platform = KubePlatform(client, cache, workers=WorkerSettings("offramp/worker:1"), instance="t")
+            observer = PaperObserver(cache) if answering else Observer(deadline_seconds=0.5)
+            reconciler = Reconciler(platform, observer, SigningKey.from_seed(b"k" * 32))
+            yield Fleet(controlled, namespace, client, reconciler, cache)
+            await observer.close()
+
+    yield make
+    path = f"/apis/earlyexit.dev/v1alpha1/namespaces/{namespace}/earlyexitservices/digits"
+    controlled.request("DELETE", path)
+    controlled.request("DELETE", f"/apis/apps/v1/namespaces/{namespace}/deployments")

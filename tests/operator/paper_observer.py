@@ -42,6 +42,7 @@ class PaperObserver(Observer):
     cache: ObjectCache
     requests: dict[str, int] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    paces: dict[str, float] = field(default_factory=dict)  # what workers measured before they were ready, by pool
 
     async def observe(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], **_: Any) -> Observed:
         return Observed(tuple(self._worker(endpoint) for endpoint in endpoints), load=Load(utilisation=0.2))
@@ -92,6 +93,7 @@ class PaperObserver(Observer):
                 (RampInfo("r00", 0, 0.5, "grid-mlp"),),
                 COSTS,
                 epoch=self.epochs.get(e.uid, 0),
+                pace=self.paces.get(e.pool, 0.0),
             )
             seen = Observations(e.uid, e.uid, 0.0, (counts,), RecordBlock(0, 0, RAMP_SET))
         return Worker(e, state, seen)

@@ -26,6 +26,7 @@ from offramp_operator.kube.manifests import (
     plan_config_map,
     template_digest,
     version_service,
+    version_weights,
 )
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import WorkerIdentity
@@ -62,7 +63,7 @@ def _children(service: Service) -> list[dict[str, Any]]:
         network_policy(service, OPERATOR_PODS, allow_egress=False),
         version_service(service, trial=False),
         version_service(service, trial=True),
-        http_route(service, Route(((("name", "public"),),)), share=0),
+        http_route(service, Route(((("name", "public"),),)), weights=version_weights(service, share=0)),
         plan_config_map(service, document="{}", epoch=4),
     ]
 
@@ -176,7 +177,7 @@ def test_versions_are_told_apart_by_labels_of_the_trial_alone(worker: dict[str, 
 @pytest.mark.parametrize(("share", "weights"), [(0, [100, 0]), (25, [75, 25]), (100, [0, 100])])
 def test_a_route_always_names_both_versions_and_not_what_is_for_the_operator(share: int, weights: list[int]) -> None:
     route = Route(((("name", "public"), ("namespace", "infra")),), ("models.example.com",))
-    spec = http_route(_service(), route, share=share)["spec"]
+    spec = http_route(_service(), route, weights=version_weights(_service(), share=share))["spec"]
     assert spec["parentRefs"] == [{"name": "public", "namespace": "infra"}]
     assert spec["hostnames"] == ["models.example.com"]
     (rule,) = spec["rules"]

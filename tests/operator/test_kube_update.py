@@ -1,17 +1,8 @@
-"""A changed bundle or image under Kubernetes' own controllers: what serves meanwhile, and what it says.
-
-API server, controller manager and scheduler are real; the nodes exist on paper, and a few lines stand for their
-kubelets. A bundle whose name contains ``broken`` never becomes ready.
-"""
+"""A changed bundle or image under Kubernetes' own controllers: what serves meanwhile, and what it says."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,262 +11,19 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from paper_observer import PaperObserver
+from paper_fleet import BETTER, BROKEN, DEADLINE, GOOD, WELL_AGO, Fleet, add_node, is_ready
 
-from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.kinds import (
     DEPLOYMENT,
     EVENT,
     HTTP_ROUTE,
     NETWORK_SERVICE,
-    POD,
-    REPLICA_SET,
-    SERVICE,
     Object,
 )
-from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.platform import gateway as gateway_room
 from offramp_operator.kube.platform import memory as memory_room
-from offramp_operator.kube.platform.service_platform import KubePlatform
-from offramp_operator.kube.watch import Feed
-from offramp_operator.shell.observe import Observer
-from offramp_operator.shell.platform import ServiceKey
-from offramp_operator.shell.reconcile import Reconciler
-from offramp_operator.shell.signing import SigningKey
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
-
-CONTROLLERS = "deployment-controller,replicaset-controller,resourcequota-controller,garbage-collector-controller"
-GPU = "nvidia.com/gpu"
-ONE_GPU = {"resources": {"limits": {GPU: 1}}}
-GOOD, BETTER, BROKEN = "oci://offramp/digits:1", "oci://offramp/digits:2", "oci://offramp/digits:broken"
-WELL_AGO = "2026-01-01T00:00:00Z"  # so that a pod has been ready for as long as the Deployment wants to see
-DEADLINE = {"surgeDeadline": "1s"}
-
-
-@pytest.fixture(scope="module")
-def controlled(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Iterator[Any]:
-    """An API server of its own, with the controllers that run Deployments and quotas, and a scheduler."""
-    folder = tmp_path_factory.mktemp("controllers")
-    with ExitStack() as stack:
-        api = server._start(folder, stack)
-        server._install_crds(api)
-        flags = (f"--kubeconfig={api.kubeconfig}", "--leader-elect=false", "--secure-port=0")
-        server._spawn(stack, folder, "kube-controller-manager", *flags, f"--controllers={CONTROLLERS}")
-        server._spawn(stack, folder, "kube-scheduler", *flags)
-        yield api
-
-
-@dataclass
-class Fleet:
-    """A service under an operator, with the kubelets of its nodes. ``seen`` has (ready pods, pods asked for) after
-    every look.
-
-    What is asked for is the sum of the ReplicaSets' sizes: their pods come and go in whatever order their controller
-    gets to them.
-    """
-
-    api: Any
-    namespace: str
-    client: KubeClient
-    reconciler: Reconciler
-    cache: ObjectCache
-    seen: list[tuple[int, int]] = field(default_factory=list)
-    onlooker: Callable[[list[Object]], Awaitable[None]] | None = None
-    ready_since: Callable[[], str] = lambda: WELL_AGO
-
-    @property
-    def key(self) -> ServiceKey:
-        return ServiceKey(self.namespace, "digits")
-
-    @property
-    def manifest(self) -> Object:
-        metadata = {"name": "digits", "namespace": self.namespace}
-        return {"apiVersion": "earlyexit.dev/v1alpha1", "kind": "EarlyExitService", "metadata": metadata}
-
-    async def edit(self, **spec: Any) -> None:
-        assert self.api.merge(self.manifest, {"spec": spec}).status_code == 200
-
-    async def ask(self, what: str) -> None:
-        annotations = {"earlyexit.dev/request": f"{what}/{time.time_ns()}"}
-        assert self.api.merge(self.manifest, {"metadata": {"annotations": annotations}}).status_code == 200
-
-    async def pods(self) -> list[Object]:
-        return [pod for pod in await self.all_pods() if not _ending(pod)]
-
-    async def all_pods(self) -> list[Object]:
-        """With those that are ending."""
-        return (await self.client.list(POD, self.namespace))[0]
-
-    async def bundles(self) -> list[str]:
-        """What the ready pods serve."""
-        return sorted(_bundle(pod) for pod in await self.pods() if _is_ready(pod))
-
-    async def look(self) -> list[Object]:
-        """Note what there is; returns all pods, with those that are ending."""
-        found = await self.all_pods()
-        pods = [pod for pod in found if not _ending(pod)]
-        asked = sum(made["spec"]["replicas"] for made in (await self.client.list(REPLICA_SET, self.namespace))[0])
-        self.seen.append((sum(map(_is_ready, pods)), asked))
-        if self.onlooker is not None:
-            await self.onlooker(pods)
-        return found
-
-    async def tick(self) -> None:
-        """The kubelets look, the operator looks."""
-        # What the kubelets are about to make ready is noted as it is before: between two looks a pod could be replaced.
-        for pod in await self.look():
-            if _ending(pod):
-                self.api.request("DELETE", f"{_path(pod)}?gracePeriodSeconds=0")
-            elif pod["spec"].get("nodeName") and not pod["status"].get("podIP"):
-                status = {"status": _running(works="broken" not in _bundle(pod), since=self.ready_since())}
-                self.api.request("PATCH", f"{_path(pod)}/status", status, content_type="application/merge-patch+json")
-        await self.look()
-        await Feed(self.cache, lambda _: None).relist(self.client, (self.namespace,))
-        await self.reconciler.reconcile(self.key)
-
-    async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 180) -> None:
-        deadline = time.monotonic() + seconds
-        while True:
-            await self.tick()
-            held = condition()
-            if asyncio.iscoroutine(held):
-                held = await held
-            if held:
-                return
-            assert time.monotonic() < deadline, f"{what} did not happen; {self.told()}; pods {self.seen[-5:]}"
-            await asyncio.sleep(0.05)
-
-    async def restart(self) -> dict[str, str]:
-        """Another operator, which knows what is stored and no more; resource versions of what it finds."""
-        platform = KubePlatform(self.client, self.cache, workers=WorkerSettings("offramp/worker:1"), instance="t2")
-        self.reconciler = Reconciler(platform, Observer(deadline_seconds=0.5), SigningKey.from_seed(b"k" * 32))
-        return await self.versions()
-
-    async def versions(self) -> dict[str, str]:
-        found = [obj for kind in (SERVICE, DEPLOYMENT) for obj in (await self.client.list(kind, self.namespace))[0]]
-        return {f"{obj['kind']}/{obj['metadata']['name']}": obj["metadata"]["resourceVersion"] for obj in found}
-
-    async def serve(self, *bundles: str, recreated: bool = False) -> None:
-        """Until exactly these serve and no update is under way."""
-        wanted = sorted(uri.removeprefix("oci://") for uri in bundles)
-
-        async def there() -> bool:
-            return (await self.bundles()) == wanted == sorted(_bundle(p) for p in await self.pods())
-
-        await self.until(there, what=f"serving {wanted}")
-        over = ("False", "Recreated") if recreated else None
-        await self.until(lambda: self.told().get("WorkersUpdating") == over, what="the end of the update")
-
-    async def rest(self, ticks: int = 20) -> None:
-        for _ in range(ticks):
-            await self.tick()
-            await asyncio.sleep(0.05)
-
-    def told(self) -> dict[str, tuple[str, str]]:
-        """Status and reason of each condition."""
-        service = self.cache.get(SERVICE, self.namespace, "digits") or {}
-        conditions = (service.get("status") or {}).get("conditions") or ()
-        return {c["type"]: (c["status"], c["reason"]) for c in conditions}
-
-    def message(self, kind: str) -> str:
-        service = self.cache.get(SERVICE, self.namespace, "digits") or {}
-        return next((c["message"] for c in service["status"]["conditions"] if c["type"] == kind), "")
-
-    def since(self) -> list[tuple[int, int]]:
-        """What was seen since the last call."""
-        seen, self.seen = self.seen, []
-        return seen
-
-
-@pytest.fixture
-def fleet(controlled: Any, manifests: Any, tools: Any) -> Iterator[Callable[..., Any]]:
-    """``async with fleet(nodes=2) as f``: a service in a namespace of its own, on nodes with one GPU each that nobody
-    else may use.
-
-    With ``answering``, ready pods say which model they serve and how well.
-    """
-    namespace = f"update-{os.urandom(4).hex()}"
-    controlled.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, keep=True)
-
-    @asynccontextmanager
-    async def make(*, nodes: int, answering: bool = False, **spec: Any) -> AsyncIterator[Fleet]:
-        for number in range(nodes):
-            add_node(controlled, f"{namespace}-{number}", namespace)
-        worker = {**ONE_GPU, "nodeSelector": {"of": namespace}, **spec.pop("worker", {})}
-        manifest = manifests.service(worker=worker, **spec)
-        manifest["metadata"]["namespace"] = namespace
-        assert controlled.create(manifest, keep=True).status_code == 201
-        async with tools.client_of(controlled.kubeconfig) as client:
-            cache = ObjectCache()
-            platform = KubePlatform(client, cache, workers=WorkerSettings("offramp/worker:1"), instance="t")
-            observer = PaperObserver(cache) if answering else Observer(deadline_seconds=0.5)
-            reconciler = Reconciler(platform, observer, SigningKey.from_seed(b"k" * 32))
-            yield Fleet(controlled, namespace, client, reconciler, cache)
-            await observer.close()
-
-    yield make
-    path = f"/apis/earlyexit.dev/v1alpha1/namespaces/{namespace}/earlyexitservices/digits"
-    controlled.request("DELETE", path)
-    controlled.request("DELETE", f"/apis/apps/v1/namespaces/{namespace}/deployments")
-
-
-def add_node(api: Any, name: str, of: str) -> None:
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"of": of}}}
-    api.request("POST", "/api/v1/nodes", node)
-    merge = "application/merge-patch+json"
-    # Admission taints a new node until its kubelet reports.
-    api.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, content_type=merge)
-    room = {"cpu": "8", "memory": "32Gi", "pods": "10", GPU: "1"}
-    status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
-    answer = api.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, content_type=merge)
-    assert answer.status_code == 200, answer.text
-
-
-def _running(*, works: bool, since: str) -> Object:
-    state = {"running": {"startedAt": WELL_AGO}} if works else {"waiting": {"reason": "CrashLoopBackOff"}}
-    last = (
-        {} if works else {"terminated": {"reason": "Error", "exitCode": 1, "message": "manifest.json: digest differs"}}
-    )
-    container = {
-        "name": "worker",
-        "image": "x",
-        "imageID": "x",
-        "ready": works,
-        "restartCount": 0,
-        "state": state,
-        "lastState": last,
-    }
-    conditions = [
-        {"type": kind, "status": str(works or kind == "PodScheduled"), "lastTransitionTime": since}
-        for kind in ("Ready", "ContainersReady", "PodScheduled")
-    ]
-    address = "127.0.0.9"  # nothing answers there
-    return {
-        "phase": "Running",
-        "podIP": address,
-        "podIPs": [{"ip": address}],
-        "conditions": conditions,
-        "containerStatuses": [container],
-    }
-
-
-def _bundle(pod: Object) -> str:
-    return str(next(v["image"]["reference"] for v in pod["spec"]["volumes"] if v["name"] == "bundle"))
-
-
-def _is_ready(pod: Object) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or ())
-
-
-def _ending(pod: Object) -> bool:
-    return bool(pod["metadata"].get("deletionTimestamp"))
-
-
-def _path(pod: Object) -> str:
-    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
-
 
 # --- stories ---------------------------------------------------------------------------------------
 
@@ -595,7 +343,7 @@ class PaperGateway:
             await self.take_in()
         for name, weight in self.weights.items():
             chosen = await self._chosen(name)
-            if weight and not any(_is_ready(p) and chosen.items() <= p["metadata"]["labels"].items() for p in pods):
+            if weight and not any(is_ready(p) and chosen.items() <= p["metadata"]["labels"].items() for p in pods):
                 self.wrong.append(f"look {self.looks}: {weight} % to {name}, where nobody is ready")
 
     async def take_in(self) -> None:

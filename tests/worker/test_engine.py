@@ -41,6 +41,7 @@ from offramp_worker.engine.arms.breaker import Breaker
 from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.execution.device_stages import chain_on
 from offramp_worker.engine.execution.execute import Runnable
+from offramp_worker.engine.execution.pace import measured_pace
 from offramp_worker.engine.execution.scores import ScoreTables
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.usual import UsualInputs
@@ -1040,3 +1041,39 @@ def test_a_threshold_of_zero_lets_nobody_leave(sessions: Sessions, bundle: Bundl
     scores = sessions.tapped(bundle.probe_x)
     assert not (scores.uncertainty < np.float32(0)).any()
     assert uncertainty(np.full((1, 5), np.nan), bundle.quantiles[0])[0] == 1.0
+
+
+# --- the pace of this hardware ---------------------------------------------------------------------
+
+
+def test_a_worker_that_is_asked_to_tells_what_batches_take_here_before_its_first_request(
+    bundle: Bundle, sessions: Sessions
+) -> None:
+    bench = Bench(bundle, sessions, measure_seconds=0.01)
+    assert bench.engine.pace == 0.0
+    bench.engine.start()
+    try:
+        assert bench.engine.pace > 0
+    finally:
+        bench.engine.close()
+        assert bench.engine.join(DEADLINE_SECONDS)
+
+
+def test_the_pace_is_the_mean_of_whole_batches_in_times_of_the_profile(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor limit holds up later batches, and not the first."""
+    clock = [0.0]
+    monkeypatch.setattr("offramp_worker.engine.execution.pace.time.perf_counter", lambda: clock[0])
+    sizes: list[int] = []
+
+    def run(x: Any) -> None:
+        sizes.append(len(x))
+        clock[0] += 0.1 if len(sizes) <= 5 else 0.3
+
+    profiled = {b.batch_size: sum(b.segment_seconds) for b in bundle.profile.batches}
+    largest = max(profiled)
+    pace = measured_pace(run, bundle, most=largest, seconds=1.0)
+    assert set(sizes) == {largest} and len(sizes) == 7
+    assert pace == pytest.approx((5 * 0.1 + 2 * 0.3) / 7 / profiled[largest])
+    assert measured_pace(run, bundle, most=1, seconds=0.0) > 0 and sizes[-1] == min(profiled), "three runs at least"

@@ -16,6 +16,7 @@
 asks for it; at most so many bytes (64 MiB) |
 | OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
 | OFFRAMP_THREADS | threads per session; default: CPUs this process may use, by its affinity and its cgroup's quota |
+| OFFRAMP_MEASURE_SECONDS | how long whole batches are run before the worker is ready, to tell their pace; default none |
 | OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |
 | OFFRAMP_RECEIVE_SECONDS | how long a request may take to arrive; default 30 |
 | OFFRAMP_LATENCY_SECONDS | latency objective: batches adapt to it, and what cannot meet it is refused |
@@ -73,6 +74,7 @@ class Settings:
     threads: int = 1
     latency_seconds: float | None = None
     feedback_rows: int = 0
+    measure_seconds: float | None = None
     receive_seconds: float = 30.0
     batching: str = "offramp"
     cache_bytes: int = 0
@@ -121,6 +123,7 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         threads=integer_from(env, "OFFRAMP_THREADS", available_cpus(), low=1, high=1024),
         latency_seconds=seconds_from(env, "OFFRAMP_LATENCY_SECONDS"),
         feedback_rows=integer_from(env, "OFFRAMP_FEEDBACK_ROWS", 0, high=MAX_FEEDBACK_ROWS),
+        measure_seconds=seconds_from(env, "OFFRAMP_MEASURE_SECONDS"),
         receive_seconds=seconds_from(env, "OFFRAMP_RECEIVE_SECONDS") or 30.0,
         batching=env.get("OFFRAMP_BATCHING", "") or "offramp",
         cache_bytes=integer_from(env, "OFFRAMP_CACHE_BYTES", 0, high=MAX_CACHE_BYTES),

@@ -132,6 +132,7 @@ class InferenceWorker:
             cache_bytes=settings.cache_bytes,
             always_in_time=settings.always_in_time,
             ramp_set_store=settings.ramp_set_store,
+            measure_seconds=settings.measure_seconds,
             traced=self.tracing is not None,
         )
 
@@ -244,6 +245,7 @@ class InferenceWorker:
             captures=captures.count if captures else 0,
             capture_since=captures.since if captures else None,
             newest_epoch=self.plans.newest_epoch if self.plans else 0,
+            pace=engine.pace,
         )
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:

@@ -169,6 +169,7 @@ def _named(form: str) -> Callable[[Any], str]:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isSorted": lambda items: all(a <= b for a, b in itertools.pairwise(items)),
+    "sum": sum,
     "isQuantity": lambda text: _quantity(text) is not None,
     "quantity": _checked_quantity,
     "compareTo": _compare,

@@ -9,6 +9,7 @@ from offramp_core.reasons import condition_tone
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.health import health
+from offramp_operator.explain.pools import pool_facts
 from offramp_operator.explain.savings import sentences
 from offramp_operator.explain.words import ago
 
@@ -31,5 +32,6 @@ def health_lines(family: Family, now: float) -> list[Text]:
         Text(f"{family.name}: ") + state(found.verdict) + f": {found.message}",
         *(columns(rows) if len(rows) > 1 else []),
         *(Text(f"capacity: {sentence}") for sentence in capacity_facts(family)),
+        *(Text(sentence) for sentence in pool_facts(family)),
         *(Text(f"savings: {sentence}") for sentence in sentences(family)),
     ]

@@ -19,6 +19,7 @@ from offramp_core.control.objects import (
     Config,
     ObservedFigures,
     PinStatus,
+    PoolStatus,
     RampSetStatus,
     Rollout,
     Service,
@@ -72,6 +73,7 @@ class Facts:
     class_trouble: Trouble | None = None
     turn: Turn | None = None
     routes: tuple[RouteCounts, ...] = ()
+    pools: tuple[PoolStatus, ...] = ()
 
     @property
     def desired(self) -> int:
@@ -98,8 +100,10 @@ class Facts:
     @property
     def settled(self) -> bool:
         """Whether the current user generation is served as asked: all workers current, ready and acknowledged, the pin
-        judged."""
-        serving = len(self.ready) == len(self.workers) == self.desired and all(w.endpoint.current for w in self.workers)
+        judged. Those of a pool that has no place for them are not waited for, as long as others serve."""
+        without = [w for w in self.workers if w.endpoint.pool and w.endpoint.finds_no_place] if self.ready else []
+        n, asked = len(self.workers) - len(without), self.desired - len(without)
+        serving = len(self.ready) == n == asked and all(w.endpoint.current for w in self.workers)
         return serving and self.acked == len(self.ready) and self.pin_judged and not self.version.on_trial
 
     @property
@@ -143,6 +147,7 @@ def conditions(facts: Facts, *, settled_generation: int, observed: tuple[Times, 
         *_on_trial(facts),
         *_routed(facts),
         *_classed(facts),
+        *_pooled(facts),
         *_deprecated(facts),
         *_autoscaling(facts),
         *_user_generation(facts, settled_generation),
@@ -281,6 +286,8 @@ def _more_workers(facts: Facts) -> str:
     needed = max(needed, len(facts.ready) + 1)
     if desired >= needed:
         return f"{desired} are wanted, see WorkersAvailable for those that are missing"
+    if facts.pools:
+        return f"raise replicas in spec.pools, to {needed} in all"
     if facts.scaling is None:
         return f"raise spec.replicas to {needed}"
     if wanted is None or facts.scaling.failure_reason == Reason.ANOTHER_AUTOSCALER:
@@ -379,6 +386,20 @@ def _classed(facts: Facts) -> list[Condition]:
     if trouble is None:
         return []
     return [_condition(ConditionType.WORKER_CLASS_USABLE, "False", trouble.reason, trouble.message)]
+
+
+def _pooled(facts: Facts) -> list[Condition]:
+    """Said only while workers of a pool find no place."""
+    spec = facts.service.spec
+    index = {pool.name: i for i, pool in enumerate(spec.pools)}
+    lacking = [
+        f"spec.pools[{index[pool.name]}] ({pool.name}): {pool.ready} of {pool.desired} workers ready; {pool.message}"
+        for pool in facts.pools
+        if pool.message
+    ]
+    if not lacking:
+        return []
+    return [_condition(ConditionType.POOLS_AVAILABLE, "False", Reason.POOL_WITHOUT_PLACE, "; ".join(lacking))]
 
 
 def _deprecated(facts: Facts) -> list[Condition]:

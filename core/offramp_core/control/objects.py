@@ -560,6 +560,20 @@ class CapacityStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """The workers of one of ``spec.pools``. ``worker_rate`` is requests per second that one of them answers within the
+    latency objective with exits off, as measured there with ``model`` (a backbone's digest) and rounded; 0 before any
+    was. ``message`` says why workers find no room."""
+
+    name: str = ""
+    desired: int = 0
+    ready: int = 0
+    worker_rate: float = 0.0
+    model: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutSummary:
     name: str = ""
     summary: str = ""
@@ -772,6 +786,7 @@ class ServiceStatus:
     update: UpdateStatus = UpdateStatus()
     version: VersionStatus = field(default_factory=VersionStatus)
     capacity: CapacityStatus = CapacityStatus()
+    pools: tuple[PoolStatus, ...] = ()
     observed: ObservedFigures = ObservedFigures()
     measured: Measured = Measured()
     tiers: tuple[TierUse, ...] = ()

@@ -20,7 +20,8 @@ class WorkerEndpoint:
     """One worker as the platform reports it.
 
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template
-    the spec asks for now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says
+    the spec asks for now; ``trial`` that it serves the version on trial, beside those of the other one; ``pool`` names
+    the one that it runs in. ``ending`` says
     that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
     worker's leaving may cure it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it
     was made of. ``admin_url`` is None while it has no address. ``devices`` names what it asks for beside processors and
@@ -38,10 +39,17 @@ class WorkerEndpoint:
     offered_nowhere: bool = False
     ending: bool = False
     trial: bool = False
+    pool: str = ""
     template: str = ""
     admin_url: str | None = None
     devices: tuple[str, ...] | None = None
     unhealthy: str = ""
+
+    @property
+    def finds_no_place(self) -> bool:
+        """Whether nothing but a node, or what a quota allows, is lacking."""
+        waits = self.no_room or self.offered_nowhere or self.failure_reason == Reason.UNSCHEDULABLE
+        return waits and not self.ready and not self.ending
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,13 @@ MAX_REPLICAS = 1000
 MAX_IN_FLIGHT = 100_000
 MAX_TRIAL_WEIGHT = 50  # percent of the workers; the version that serves keeps half of them at least
 MAX_PARENTS = 8
+MAX_POOLS = 8
 OLD_ROUTE = "updatePolicy.sideBySide.gateway"
 _ROUTE_FIELDS = {"parentRefs", "hostnames"}
 MAX_HOSTNAMES = 16  # an HTTPRoute's own limit
+_POOL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$")
+TAKEN_POOLS = ("main", "next")  # Services of these names share a route with a version on trial
+POOL_OWN = ("nodeSelector", "tolerations", "resources", "resourceClaims")  # in the place of spec.worker's
 _HOSTNAME = re.compile(r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _API_GROUP = re.compile(r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _KIND = re.compile(r"^[a-zA-Z]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$")
@@ -170,6 +174,16 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerPool:
+    """Workers on one kind of nodes. ``worker`` is ``spec.worker`` as it is for them: what the pool says stands in the
+    place of what is said of all."""
+
+    name: str
+    replicas: int
+    worker: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """The user's own thresholds, in the order given, and the precision they are for; optionally tied to one ramp
     set."""
@@ -259,6 +273,10 @@ class ServiceSpec:
     autoscaling: Autoscaling | None = None
     suspend: bool = False
     worker: Mapping[str, Any] = field(default_factory=dict)
+    #: Without any, all workers are alike, and ``replicas`` of them; else ``replicas`` is the sum of the pools'.
+    pools: tuple[WorkerPool, ...] = ()
+    #: The pool that this is the spec of, where a shell has made it of one of ``pools``; no user writes it.
+    in_pool: str = ""
     route: Route | None = None
     #: What the next release will not read: one sentence each, with what to write instead.
     deprecated: tuple[str, ...] = ()
@@ -417,12 +435,15 @@ def parse_spec(value: Any) -> ServiceSpec:
             "autoscaling",
             "suspend",
             "worker",
+            "pools",
         },
     )
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
     objective = _objective(spec.section("objective", {"latency", "accuracy", "tiers"}, required=True))
     ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
+    worker = _worker(spec)
+    pools = _pools(spec, worker)
     return ServiceSpec(
         **model,
         **objective,
@@ -436,10 +457,11 @@ def parse_spec(value: Any) -> ServiceSpec:
         update_policy=_update_policy(
             spec.section("updatePolicy", {"type", "maxSurge", "surgeDeadline", "recreateDeadline", "sideBySide"})
         ),
-        replicas=spec.integer("replicas", 1, low=0, high=MAX_REPLICAS),
+        replicas=sum(p.replicas for p in pools) if pools else spec.integer("replicas", 1, low=0, high=MAX_REPLICAS),
         autoscaling=_autoscaling(spec),
         suspend=spec.boolean("suspend", default=False),
-        worker=_worker(spec),
+        worker=worker,
+        pools=pools,
         route=_route(spec),
         deprecated=_deprecated(spec),
     )
@@ -848,6 +870,38 @@ def _worker(spec: _Reader) -> Mapping[str, Any]:
         budget = _Reader(worker["disruptionBudget"], spec.path("worker.disruptionBudget"), {"maxUnavailable"})
         _number_or_share(budget, "maxUnavailable")
     return worker
+
+
+def _pools(spec: _Reader, worker: Mapping[str, Any]) -> tuple[WorkerPool, ...]:
+    """The kinds of nodes that workers run on, each with workers of its own."""
+    if "pools" not in spec.value:
+        return ()
+    entries, path = spec.get("pools"), spec.path("pools")
+    if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_POOLS:
+        raise InvalidSpecError(path, f"list between 1 and {MAX_POOLS} pools with name and replicas")
+    for other in ("replicas", "autoscaling"):
+        if other in spec.value:
+            raise InvalidSpecError(path, f"say how many workers there are; remove spec.{other}")
+    policy = spec.mapping("updatePolicy")
+    if policy.get("sideBySide") is not None or policy.get("type") == "Recreate":
+        what = "sideBySide" if policy.get("sideBySide") is not None else "type Recreate"
+        raise InvalidSpecError(path, f"cannot be together with updatePolicy.{what}; remove one of them")
+    found = tuple(
+        _pool(_Reader(e, f"{path}[{i}]", {"name", "replicas", *POOL_OWN}), worker) for i, e in enumerate(entries)
+    )
+    if len({pool.name for pool in found}) != len(found):
+        raise InvalidSpecError(path, "a pool is named twice")
+    if sum(pool.replicas for pool in found) > MAX_REPLICAS:
+        raise InvalidSpecError(path, f"ask for more than {MAX_REPLICAS} workers")
+    return found
+
+
+def _pool(reader: _Reader, worker: Mapping[str, Any]) -> WorkerPool:
+    name = reader.text("name", _POOL.pattern, "write lower-case letters, digits and '-', at most 20")
+    if name in TAKEN_POOLS:
+        raise InvalidSpecError(reader.path("name"), f"{name} names a Service of versions; use another name")
+    own = {field_name: reader.get(field_name) for field_name in POOL_OWN if reader.get(field_name)}
+    return WorkerPool(name, reader.integer("replicas", None, low=0, high=MAX_REPLICAS), {**worker, **own})
 
 
 def _autoscaling(spec: _Reader) -> Autoscaling | None:

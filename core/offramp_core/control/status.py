@@ -9,7 +9,16 @@ from math import inf, log
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.document import going_tiers
 from offramp_core.control.draft import Draft
-from offramp_core.control.objects import Condition, Config, Rollout, RolloutSummary, ServiceStatus, TierState, TierUse
+from offramp_core.control.objects import (
+    Condition,
+    Config,
+    PoolStatus,
+    Rollout,
+    RolloutSummary,
+    ServiceStatus,
+    TierState,
+    TierUse,
+)
 from offramp_core.control.rollouts.rollout import CANARY_SERVES, tiers_served
 from offramp_core.control.routes import pooled
 from offramp_core.control.seen import Seen
@@ -21,6 +30,7 @@ from offramp_core.control.trust import not_pooled
 from offramp_core.control.tuning.tuner import PinJudged, Tuned
 from offramp_core.control.workers.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.workers.delivery import proven_models
+from offramp_core.control.workers.pools import Model, next_pools, rate_of_all
 from offramp_core.control.workers.versions import serving_source
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import exits_off_plan
@@ -34,7 +44,8 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
     facts = _facts(seen, draft, pin)
     ids, costs = seen.served.chain(stable.plan.precision)
     observed, times, n, k = observe(facts, ids, costs, audits=draft.measured_of_stable.audits)
-    facts = replace(facts, capacity=_capacity(seen, draft, n=n, k=k))
+    facts = replace(facts, pools=_pools(seen))
+    facts = replace(facts, capacity=_capacity(seen, draft, facts.pools, n=n, k=k))
     settled = before.settled_generation
     if facts.settled and not document_changed:
         settled = service.generation
@@ -49,6 +60,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
         update=seen.update.status,
         version=seen.version.status,
         capacity=facts.capacity.status,
+        pools=facts.pools,
         observed=observed if stable.name == before.stable_config else replace(observed, taken_at=None),
         measured=draft.measured_of_stable,
         tiers=_tiers(seen, draft),
@@ -201,7 +213,15 @@ def _workers_of_the_spec(seen: Seen) -> tuple[Worker, ...]:
     return (*main, *seen.trial)
 
 
-def _capacity(seen: Seen, draft: Draft, *, n: int, k: int) -> Capacity:
+def _pools(seen: Seen) -> tuple[PoolStatus, ...]:
+    served, spec = seen.served, seen.spec
+    off = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
+    model = Model(served.costs, served.backbone_digest, off.content_hash, spec.latency_seconds or inf)
+    before, doubted = seen.service.status.pools, {*seen.foreign, *seen.quarantined}
+    return next_pools(spec.pools, seen.everybody, before=before, model=model, distrusted=doubted)
+
+
+def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], *, n: int, k: int) -> Capacity:
     """``k`` of ``n`` audits of the stable plan disagreed."""
     served, spec, rollout = seen.served, seen.spec, draft.rollout
     off = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
@@ -209,6 +229,7 @@ def _capacity(seen: Seen, draft: Draft, *, n: int, k: int) -> Capacity:
     rate = worker_rate(
         served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=spec.latency_seconds or inf
     )
+    rate = rate_of_all(pools, by_weight=spec.route is not None) if pools else rate
     effect = worth_one(draft.tuning, rate=draft.tuning.audit_rate)
     evidence = log_e_value(k, n, p0=spec.max_disagreement, design_effect=effect)
     evidence /= log(1 / (1 - spec.confidence))

@@ -9,6 +9,7 @@ progress.py  what a service does, where a rollout stands, how attempts ended
 health.py    is it healthy?
 why.py       which plan serves and why; what a rollout's gates have seen, and what that means
 capacity.py  what workers answer with exits off, against what is asked of them
+pools.py     how many workers each pool has, and what they can do
 latency.py   how long requests took with exits on and off
 generation.py tokens per second with and without what makes generated answers cheaper
 savings.py   what a plan was to save, and what it saves

@@ -9,6 +9,7 @@ from offramp_core.control.objects import Condition
 from offramp_core.reasons import ConditionType, Reason
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
+from offramp_operator.explain.pools import pool_data
 from offramp_operator.explain.savings import savings_data
 
 Verdict = Literal["Healthy", "Progressing", "Degraded"]
@@ -75,4 +76,5 @@ def health_data(family: Family) -> dict[str, Any]:
         "conditions": conditions,
         "savings": savings_data(family),
         "capacity": capacity_data(family),
+        "pools": pool_data(family),
     }

@@ -17,6 +17,7 @@ SERVICE_LABEL = f"{GROUP}/service"
 MANAGED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 CLASS_LABEL = f"{GROUP}/worker-class"
 VERSION_LABEL = f"{GROUP}/version"
+POOL_LABEL = f"{GROUP}/pool"
 ON_TRIAL = "next"  # value of the label of workers whose model is on trial
 TEMPLATE_ANNOTATION = f"{GROUP}/template"
 APPLIED_ANNOTATION = f"{GROUP}/applied"

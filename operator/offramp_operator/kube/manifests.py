@@ -26,6 +26,7 @@ from offramp_operator.kube.kinds import (
     MANAGED_BY,
     MANAGED_BY_LABEL,
     ON_TRIAL,
+    POOL_LABEL,
     SERVICE,
     SERVICE_LABEL,
     TEMPLATE_ANNOTATION,
@@ -82,6 +83,7 @@ PROVEN_SECONDS = (
 START_SECONDS = (
     600  # a large bundle is compiled and warmed before the worker is ready; spec.worker.startupDeadline says otherwise
 )
+MEASURE_SECONDS = 0.5  # of whole batches in a worker of a pool: a processor limit shows over several of its 100 ms
 PROBE_SECONDS = 2  # between two probes of a starting worker
 TMP_SIZE = "64Mi"  # what libraries write besides; spec.worker.tmp says otherwise
 IN_FLIGHT_METRIC = "earlyexit_inflight"  # of the workers' /metrics; an adapter serves it as a metric of pods
@@ -187,6 +189,19 @@ def trial_name(service: str) -> str:
     return f"{service}-{ON_TRIAL}"
 
 
+def pool_name(service: str, pool: str) -> str:
+    """Name of the Deployment of workers in one pool, and of their Service where a Gateway needs one."""
+    return f"{service}-{pool}"
+
+
+def workers_name(service: Service, *, trial: bool = False) -> str:
+    """Name of the Deployment of the main workers, of those on ``trial``, or of those in the pool that the service is
+    made for."""
+    if service.spec.in_pool:
+        return pool_name(service.name, service.spec.in_pool)
+    return trial_name(service.name) if trial else service.name
+
+
 def main_name(service: str) -> str:
     """Name of the Service of the main workers alone, where a Gateway needs one."""
     return f"{service}-main"
@@ -207,13 +222,14 @@ def labels(service: Service) -> dict[str, str]:
 
 
 def selector(service: Service, *, trial: bool = False) -> dict[str, str]:
-    """Labels by which the main workers are found, or those on ``trial``. Immutable in a Deployment, so never changed
-    either."""
+    """Labels by which the main workers are found, those on ``trial``, or those of a pool. Immutable in a Deployment, so
+    never changed either."""
     return {
         "app.kubernetes.io/name": WORKER_NAME,
-        "app.kubernetes.io/instance": trial_name(service.name) if trial else service.name,
+        "app.kubernetes.io/instance": workers_name(service, trial=trial),
         MANAGED_BY_LABEL: MANAGED_BY,
         **({VERSION_LABEL: ON_TRIAL} if trial else {}),
+        **({POOL_LABEL: service.spec.in_pool} if service.spec.in_pool else {}),
     }
 
 
@@ -276,7 +292,7 @@ def deployment(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(service, trial_name(service.name) if trial else service.name),
+        "metadata": metadata(service, workers_name(service, trial=trial)),
         "spec": {
             **({} if replicas is None else {"replicas": replicas}),
             "revisionHistoryLimit": 2,
@@ -315,8 +331,8 @@ def network_service(service: Service) -> Object:
 
 
 def version_service(service: Service, *, trial: bool) -> Object:
-    """One version alone, for a route that shares requests by weight."""
-    name = trial_name(service.name) if trial else main_name(service.name)
+    """One version, or one pool, alone, for a route that shares requests by weight."""
+    name = workers_name(service, trial=trial) if trial or service.spec.in_pool else main_name(service.name)
     return _network_service(service, name, selector(service, trial=trial))
 
 
@@ -343,12 +359,16 @@ def _network_service(service: Service, name: str, chosen: dict[str, str]) -> Obj
     }
 
 
-def http_route(service: Service, route: Route, *, share: int) -> Object:
-    """Requests through a Gateway: ``share`` percent of them for the version on trial, the others for the main workers.
+def version_weights(service: Service, *, share: int) -> dict[str, int]:
+    """``share`` percent of the requests for the version on trial, the others for the main workers, by Service.
 
-    Both versions always stand in it, so that a trial changes nothing but two numbers.
+    Both versions always stand there, so that a trial changes nothing but two numbers.
     """
-    weights = {main_name(service.name): 100 - share, trial_name(service.name): share}
+    return {main_name(service.name): 100 - share, trial_name(service.name): share}
+
+
+def http_route(service: Service, route: Route, *, weights: Mapping[str, int]) -> Object:
+    """Requests through a Gateway, shared among Services by ``weights``."""
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": API_PATH}}],
         "backendRefs": [{"name": name, "port": HTTP_PORT, "weight": weight} for name, weight in weights.items()],
@@ -810,6 +830,7 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
         **({"OFFRAMP_GRPC_PORT": str(GRPC_PORT)} if "GRPC" in spec.protocols else {}),
         **({"OFFRAMP_RAMP_SETS": RAMP_SETS_PATH} if spec.store_claim else {}),
         **({"OFFRAMP_CAPTURE_DIR": CAPTURES_PATH} if spec.store_claim and spec.training == "LiveTraffic" else {}),
+        **({"OFFRAMP_MEASURE_SECONDS": f"{MEASURE_SECONDS:g}"} if spec.in_pool else {}),
         **option_variables(spec),
     }
     return [

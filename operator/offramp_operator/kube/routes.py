@@ -18,13 +18,21 @@ NEEDED = ("Accepted", "ResolvedRefs")
 def has_let_go(route: Object, backend: str) -> bool:
     """Whether no Gateway passes requests on to a backend any more: its weight is 0, and whoever serves the route has
     seen that."""
-    spec = msgspec.json.decode(content(route))
-    refs = [ref for rule in spec.get("rules") or () for ref in rule.get("backendRefs") or ()]
-    if any(ref.get("name") == backend and ref.get("weight", 1) for ref in refs):
+    if any(ref.get("name") == backend and ref.get("weight", 1) for ref in _references(route)):
         return False
     generation = int(route["metadata"].get("generation") or 0)
     # One that does not say what it has seen is not waited for.
     return all(int(c.get("observedGeneration") or generation) >= generation for _, c in _conditions(route))
+
+
+def backends(route: Object) -> frozenset[str]:
+    """Names of the Services that a route names."""
+    return frozenset(str(ref.get("name")) for ref in _references(route))
+
+
+def _references(route: Object) -> list[Object]:
+    spec = msgspec.json.decode(content(route))
+    return [ref for rule in spec.get("rules") or () for ref in rule.get("backendRefs") or ()]
 
 
 def trouble(route: Object) -> Trouble | None:

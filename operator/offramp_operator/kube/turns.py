@@ -9,7 +9,7 @@ leads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -108,16 +108,16 @@ class TurnKeeper:
             log_event("fleet-update-resumed", "no service fails any more")
 
 
-def member(service: Service, deployment: Object, *, waits: bool, counts: bool) -> Member:
-    """How a service stands, by its Deployment and by what its last pass reported."""
+def member(service: Service, deployments: Sequence[Object], *, waits: bool, counts: bool) -> Member:
+    """How a service stands, by its Deployments and by what its last pass reported."""
     conditions = {c.type: c for c in service.status.conditions}
     updating, spare = conditions.get(ConditionType.WORKERS_UPDATING), conditions.get(ConditionType.NO_EXIT_CAPACITY)
     no_room = updating is not None and updating.reason in CROWDED
     return Member(
         waits=waits,
         counts=counts and service.status.workers.desired > 0 and not no_room,
-        done_at=_done_at(deployment),
-        failure=_failure(conditions, deployment),
+        done_at=_all_done_at(deployments),
+        failure=next(filter(None, (_failure(conditions, each) for each in deployments)), ""),
         ready=service.status.workers.ready,
         busy=service.status.capacity.peak_rate > 0,
         spare=spare is not None and spare.status == "True",
@@ -133,6 +133,12 @@ def _failure(conditions: Mapping[ConditionType | PassedOn, Condition], deploymen
             return conditions[kind].message
     stuck = condition(deployment, "Progressing")
     return str(stuck.get("message") or stuck.get("reason")) if stuck.get("status") == "False" else ""
+
+
+def _all_done_at(deployments: Sequence[Object]) -> float | None:
+    """Since when the pods of all are of their newest template."""
+    moments = [moment for each in deployments if (moment := _done_at(each)) is not None]
+    return max(moments, default=None) if len(moments) == len(deployments) else None
 
 
 def _done_at(deployment: Object) -> float | None:

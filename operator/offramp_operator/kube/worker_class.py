@@ -65,18 +65,27 @@ class ContradictionError(ValueError):
 
 
 def with_class(service: Service, found: WorkerClass | None) -> Service | Trouble:
-    """The service with what its class adds to ``spec.worker``."""
-    own = service.spec.worker
+    """The service with what its class adds to ``spec.worker``, and to that of each pool."""
+    spec = service.spec
     if found is None:
         return service
-    if found.image and own.get("image"):
-        return _contradiction(found.name, "image")
+    if found.image and spec.worker.get("image"):
+        return _contradiction(found.name, "spec.worker.image")
     fields = {name: value for name, value in found.fields.items() if name not in ADMINISTRATORS}
+    where = "spec.worker"
     try:
-        both = {name: _sum(value, own.get(name), name) for name, value in fields.items()}
+        worker = _both(fields, spec.worker)
+        pools = []
+        for i, pool in enumerate(spec.pools):
+            where = f"spec.pools[{i}]"
+            pools.append(replace(pool, worker=_both(fields, pool.worker)))
     except ContradictionError as error:
-        return _contradiction(found.name, str(error))
-    return replace(service, spec=replace(service.spec, worker={**own, **both}))
+        return _contradiction(found.name, f"{where}.{error}")
+    return replace(service, spec=replace(spec, worker=worker, pools=tuple(pools)))
+
+
+def _both(fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    return {**own, **{name: _sum(value, own.get(name), name) for name, value in fields.items()}}
 
 
 def _sum(given: Any, own: Any, path: str) -> Any:
@@ -100,5 +109,5 @@ def _new(entry: Any, given: list[Any], path: str) -> Any:
 
 
 def _contradiction(name: str, path: str) -> Trouble:
-    message = f"spec.worker.{path} says something else than WorkerClass {name}; remove it, or have the class changed"
+    message = f"{path} says something else than WorkerClass {name}; remove it, or have the class changed"
     return Trouble(Reason.WORKER_CLASS_CONTRADICTED, message)

@@ -129,6 +129,8 @@ def check_local(spec: ServiceSpec) -> None:
     """
     if spec.autoscaling is not None:
         raise InvalidSpecError("spec.autoscaling", "needs Kubernetes; here, write spec.replicas")
+    if spec.pools:
+        raise InvalidSpecError("spec.pools", "need Kubernetes and its nodes; here, write spec.replicas")
     if spec.update_policy.side_by_side is not None:
         raise InvalidSpecError(
             "spec.updatePolicy.sideBySide", "needs Kubernetes; here, remove it: workers are replaced one by one"

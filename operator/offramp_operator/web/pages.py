@@ -23,6 +23,7 @@ from offramp_operator.explain.health import Verdict, health
 from offramp_operator.explain.latency import LatencyFacts, latency
 from offramp_operator.explain.network import NetworkFacts, network
 from offramp_operator.explain.plans import about
+from offramp_operator.explain.pools import pool_facts
 from offramp_operator.explain.progress import Attempt, attempts, figures, progress, workers_ready
 from offramp_operator.explain.why import GateReading, about_rollout, cooling, pin, readings, serving, tuning, wrong
 from offramp_operator.explain.words import ago, milliseconds, share
@@ -188,6 +189,7 @@ class ServicePage:
     workers: tuple[WorkerFacts, ...]
     events: tuple[EventFacts, ...]
     capacity: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
     routes: tuple[RouteUse, ...] = ()
 
 
@@ -374,6 +376,7 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
             for e in reversed(view.events)
         ),
         capacity=tuple(capacity_facts(family)),
+        pools=tuple(pool_facts(family)),
         routes=family.service.status.observed.routes,
     )
 

@@ -36,6 +36,7 @@ from offramp_worker.engine.arms.arms import Active, Runtime
 from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.execution.executor import Executor
+from offramp_worker.engine.execution.pace import measured_pace
 from offramp_worker.engine.execution.ramp_sets import HeldSets
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.options import EngineOptions
@@ -118,6 +119,7 @@ class Engine:
         )
         self._deadlines = Deadlines(everyones=options.everyones_deadline, clock=clock)
         self._executor = Executor(self.sets, deadlines=self._deadlines)
+        self._measure_seconds, self.pace = options.measure_seconds, 0.0
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = threading.Lock()  # held while a batch, an audit or a probe runs
         self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
@@ -137,8 +139,15 @@ class Engine:
     # --- called from other threads --------------------------------------------------------------
 
     def start(self) -> None:
-        """Warm the exact executor up, then begin to serve."""
+        """Warm the exact executor up, measure it where that is asked for, then begin to serve."""
         self.sessions.warm_up(self.batch_rows, [self._executor.exact_stage])
+        if self._measure_seconds is not None:
+            self.pace = measured_pace(
+                lambda x: self._executor.exact_stage.run(x, x),
+                self.bundle,
+                most=self.batch_rows,
+                seconds=self._measure_seconds,
+            )
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 

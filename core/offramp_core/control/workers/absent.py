@@ -10,6 +10,7 @@ from offramp_core.control.conditions import Facts, conditions, workers_status
 from offramp_core.control.objects import Config, ConfigStatus
 from offramp_core.control.snapshot import Decision, Event, Snapshot, Worker
 from offramp_core.control.status import capacity_of, summarised
+from offramp_core.control.workers.pools import next_pools
 from offramp_core.control.workers.rest import Rest, at_rest
 from offramp_core.control.workers.update import Update
 from offramp_core.control.workers.versions import Version
@@ -45,6 +46,7 @@ def without_workers(
         update=update.status,
         version=version.status,
         capacity=facts.capacity.status,
+        pools=facts.pools,
         conditions=conditions(facts, settled_generation=settled, observed=({}, 0, 0)),
     )
     return Decision(
@@ -87,6 +89,7 @@ def _facts(
         worker_class=snapshot.gathered.worker_class,
         class_trouble=snapshot.gathered.class_trouble,
         turn=snapshot.gathered.turn,
+        pools=next_pools(service.spec.pools, snapshot.workers, before=service.status.pools, model=None),
     )
 
 

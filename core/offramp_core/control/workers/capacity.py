@@ -36,7 +36,12 @@ QUIET_SECONDS = 600.0  # a proven plan must have served so long before workers a
 
 
 def worker_rate(
-    costs: Mapping[str, Sequence[Any]], counts: Iterable[ArmCounts], *, exits_off_hash: str, latency_seconds: float
+    costs: Mapping[str, Sequence[Any]],
+    counts: Iterable[ArmCounts],
+    *,
+    exits_off_hash: str,
+    latency_seconds: float,
+    least_pace: float = 0.0,
 ) -> float:
     """Requests per second that one worker answers within the latency objective with exits off; 0 where nothing is
     known.
@@ -51,6 +56,8 @@ def worker_rate(
         The cost arrays that workers report: ``batch_size`` [B], ``segment_seconds`` [B, R+1] of the model as given.
     counts : iterable of ArmCounts
         Whatever was counted; only what ran under ``exits_off_hash`` is looked at.
+    least_pace : float
+        What batches take at least, in times of the profile: a processor limit slows many batches down, and few not.
 
     Notes
     -----
@@ -65,7 +72,7 @@ def worker_rate(
         return 0.0
     if not sizes or len(sizes) != len(whole) or not all(0 < s < math.inf for s in (*sizes, *whole)):
         return 0.0
-    pace = _pace(seconds_by_rows(sizes, whole), (c for c in counts if c.plan_hash == exits_off_hash))
+    pace = _pace(seconds_by_rows(sizes, whole), (c for c in counts if c.plan_hash == exits_off_hash), least=least_pace)
     seconds = [pace * s for s in seconds_by_rows(sizes, whole)]
     allowed = SECONDS_OF_OBJECTIVE * latency_seconds
     fits = [n for n in range(1, MAX_BATCH + 1) if n == 1 or seconds[n] <= allowed]
@@ -73,8 +80,9 @@ def worker_rate(
     return share * max(n / seconds[n] for n in fits)
 
 
-def _pace(profiled: Sequence[float], counts: Iterable[ArmCounts]) -> float:
-    """What batches with exits off took, in times of what the profile says of their sizes; 1 before there are enough."""
+def _pace(profiled: Sequence[float], counts: Iterable[ArmCounts], *, least: float) -> float:
+    """What batches with exits off took, in times of what the profile says of their sizes; before there are enough 1, or
+    the ``least`` that is known."""
     batches, taken, expected = 0, 0.0, 0.0
     for count in counts:
         if count.busy_seconds <= 0:
@@ -83,7 +91,7 @@ def _pace(profiled: Sequence[float], counts: Iterable[ArmCounts]) -> float:
         batches += sum(sized.values())
         taken += count.busy_seconds
         expected += sum(n * profiled[min(max(size, 0), len(profiled) - 1)] for size, n in sized.items())
-    return taken / expected if batches >= MIN_BATCHES and expected > 0 else 1.0
+    return max(least, taken / expected) if batches >= MIN_BATCHES and expected > 0 else least or 1.0
 
 
 # --- what is asked of them -------------------------------------------------------------------------
@@ -126,7 +134,7 @@ def next_capacity(view: CapacityView) -> Capacity:
     known.
     """
     before = view.before
-    rate = _below(before.worker_rate, view.worker_rate) if view.worker_rate > 0 else before.worker_rate
+    rate = rate_anew(before.worker_rate, view.worker_rate) if view.worker_rate > 0 else before.worker_rate
     peak = _above(before.peak_rate, _peak(view))
     needed = workers_for(peak, rate)
     quiet = _quiet_since(view)
@@ -197,7 +205,7 @@ def headroom(status: ServiceStatus) -> float | None:
 # --- figures that seldom change --------------------------------------------------------------------
 
 
-def _below(reported: float, now: float) -> float:
+def rate_anew(reported: float, now: float) -> float:
     """A figure not above ``now``; the one told before while it is that and not far below."""
     if reported <= now <= reported * (1 + TOLERANCE):
         return reported

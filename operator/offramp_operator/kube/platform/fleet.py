@@ -12,9 +12,10 @@ from offramp_core.errors import InvalidSpecError
 from offramp_core.reasons import AnyReason, Reason
 from offramp_operator.kube import manifests, pods
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.kinds import DEPLOYMENT, POD, REPLICA_SET, name_of, uid_of
+from offramp_operator.kube.kinds import DEPLOYMENT, POD, REPLICA_SET, Object, name_of, uid_of
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates
+from offramp_operator.kube.pools import in_pools, in_words_of
 from offramp_operator.kube.scaling import Scalers, scalers, scaling
 
 SCALER_GONE_SECONDS = 60.0  # a user's autoscaler that is replaced must not cost workers in between
@@ -31,15 +32,20 @@ class FleetReader:
     def endpoints(self, service: Service, memory: Memory) -> tuple[WorkerEndpoint, ...]:
         """Every worker, those on trial included, and one more that stands for what keeps workers from being made."""
         found: tuple[WorkerEndpoint, ...] = ()
+        made = {manifests.workers_name(each): each for each in in_pools(service)}
         for deployment in self._cache.owned(DEPLOYMENT, service.uid):
             trial = name_of(deployment) == manifests.trial_name(service.name)
-            replica_sets = self._cache.owned(REPLICA_SET, uid_of(deployment))
-            by_owner = {uid_of(rs): self._cache.owned(POD, uid_of(rs)) for rs in replica_sets}
-            template = self._templates.wanted(service, memory, trial=trial)
-            seen = pods.endpoints(deployment, replica_sets, by_owner, template=template)
-            found += tuple(replace(endpoint, trial=True) for endpoint in seen) if trial else seen
+            of = service if trial else made.get(name_of(deployment))
+            template = None if of is None else self._templates.wanted(of, memory, trial=trial)
+            seen = self._of(deployment, template)
+            found += tuple(replace(endpoint, trial=True) for endpoint in seen) if trial else _of_pool(service, of, seen)
         problem = _problem(service, memory)
         return found if problem is None else (*found, problem)
+
+    def _of(self, deployment: Object, template: str | None) -> tuple[WorkerEndpoint, ...]:
+        replica_sets = self._cache.owned(REPLICA_SET, uid_of(deployment))
+        by_owner = {uid_of(rs): self._cache.owned(POD, uid_of(rs)) for rs in replica_sets}
+        return pods.endpoints(deployment, replica_sets, by_owner, template=template)
 
     def scalers(self, service: Service) -> Scalers:
         return scalers(service, self._cache.autoscalers(service.namespace, service.name))
@@ -62,6 +68,15 @@ class FleetReader:
         decides = self.scaling(service, memory)
         desired = service.spec.replicas if decides is None else decides.desired
         return decides, desired, split_in_force(service, desired, scaled=decides is not None)
+
+
+def _of_pool(service: Service, of: Service | None, seen: tuple[WorkerEndpoint, ...]) -> tuple[WorkerEndpoint, ...]:
+    """The workers of a Deployment, with the pool that they are in."""
+    names = [pool.name for pool in service.spec.pools]
+    if of is None or of.spec.in_pool not in names:
+        return seen
+    pool, index = of.spec.in_pool, names.index(of.spec.in_pool)
+    return tuple(replace(e, pool=pool, failure=in_words_of(e.failure, index)) for e in seen)
 
 
 def _problem(service: Service, memory: Memory) -> WorkerEndpoint | None:

@@ -1,21 +1,24 @@
-"""The HTTPRoute that shares a service's requests between two versions, and the Services that it names."""
+"""The HTTPRoute that shares a service's requests between two versions, or among its pools, and the Services that it
+names."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Trouble
+from offramp_core.control.workers.pools import request_weights
 from offramp_core.control.workers.versions import request_share
 from offramp_core.reasons import Reason
 from offramp_operator.kube import manifests, pods, routes
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, GoneError
-from offramp_operator.kube.kinds import DEPLOYMENT, HTTP_ROUTE, NETWORK_SERVICE, Object
+from offramp_operator.kube.kinds import DEPLOYMENT, HTTP_ROUTE, NETWORK_SERVICE, Object, name_of
 from offramp_operator.kube.platform import memory as memories
 from offramp_operator.kube.platform.children import Children, NameTakenError
 from offramp_operator.kube.platform.memory import Memory, Problem, key_of
+from offramp_operator.kube.pools import in_pools
 from offramp_operator.shell.log import log_event
 
 LET_GO_SECONDS = 30.0  # a Gateway that has not taken in a route after so long is not waited for
@@ -41,11 +44,13 @@ class GatewayRoutes:
             return
         memory.route_problem = None
         try:
-            for trial in (False, True):
-                version = manifests.version_service(service, trial=trial)
-                await self._children.ensure(memory, NETWORK_SERVICE, version)
-            route = manifests.http_route(service, asked, share=self._share(service))
-            await self._children.ensure(memory, HTTP_ROUTE, route)
+            shared = _sharers(service)
+            for each in shared:
+                await self._children.ensure(memory, NETWORK_SERVICE, each)
+            weights = self._weights(service)
+            if not self._must_stay(service, weights):
+                await self._children.ensure(memory, HTTP_ROUTE, manifests.http_route(service, asked, weights=weights))
+                await self._remove_services(service, but=weights.keys())
         except NameTakenError as error:
             self._remember(memory, service, Reason.ROUTE_NAME_TAKEN, str(error), before=problem)
         except GoneError:
@@ -57,15 +62,15 @@ class GatewayRoutes:
             self._remember(memory, service, Reason.ROUTE_REFUSED, error.message, before=problem)
 
     def still_sends(self, memory: Memory, service: Service, name: str) -> bool:
-        """Whether a Gateway may still send requests to the workers on trial, as far as that is worth waiting for."""
+        """Whether a Gateway may still send requests to the workers of a Deployment that are to go, as far as that is
+        worth waiting for."""
         route = self._route(service)
         if route is None or self._cache.get(DEPLOYMENT, service.namespace, name) is None:
-            memory.leaving_since = None
+            memory.leaving_since.pop(name, None)
             return False
-        if memory.leaving_since is None:
-            memory.leaving_since = self._monotonic()
-        waited = self._monotonic() - memory.leaving_since
-        return waited < LET_GO_SECONDS and not routes.has_let_go(route, name)
+        waited = self._monotonic() - memory.leaving_since.setdefault(name, self._monotonic())
+        backend = manifests.main_name(service.name) if name == service.name else name
+        return waited < LET_GO_SECONDS and not routes.has_let_go(route, backend)
 
     def trouble(self, service: Service, memory: Memory) -> Trouble | None:
         """What keeps requests from being shared as the spec asks; None where nothing does."""
@@ -84,14 +89,37 @@ class GatewayRoutes:
     async def _remove(self, memory: Memory, service: Service) -> None:
         memory.route_problem = None
         await self._children.delete(service, HTTP_ROUTE, service.name)
-        for name in (manifests.main_name(service.name), manifests.trial_name(service.name)):
-            await self._children.delete(service, NETWORK_SERVICE, name)
+        await self._remove_services(service, but=frozenset())
+
+    async def _remove_services(self, service: Service, *, but: Set[str]) -> None:
+        """Those that no route names any more, once their workers are gone. The service's own is for everybody."""
+        for obj in self._cache.owned(NETWORK_SERVICE, service.uid):
+            name = name_of(obj)
+            deployment = service.name if name == manifests.main_name(service.name) else name
+            routed = but and self._cache.get(DEPLOYMENT, service.namespace, deployment) is not None
+            if name not in {service.name, *but} and not routed:
+                await self._children.remove(NETWORK_SERVICE, obj)
+
+    def _must_stay(self, service: Service, weights: Mapping[str, int]) -> bool:
+        """Whether the route names workers of before, or after, pools, and nobody yet answers in their place."""
+        route = self._route(service)
+        others = routes.backends(route) - weights.keys() if route is not None else frozenset()
+        asked = (manifests.workers_name(each) for each in in_pools(service))
+        return bool(others) and not any(self._answers(service, name, "availableReplicas") for name in asked)
 
     def _is_too_early(self, problem: Problem, service: Service) -> bool:
         """Whether trying again would meet the same problem."""
         unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
         same = (problem.generation, problem.unreadable) == (service.generation, unreadable)
         return same and self._monotonic() < problem.retry_at
+
+    def _weights(self, service: Service) -> dict[str, int]:
+        """Of the Services that a route names."""
+        if not service.spec.pools:
+            return manifests.version_weights(service, share=self._share(service))
+        names = {pool.name: manifests.pool_name(service.name, pool.name) for pool in service.spec.pools}
+        available = {pool: self._count(service, name, "availableReplicas") for pool, name in names.items()}
+        return {names[pool]: weight for pool, weight in request_weights(service.status.pools, available).items()}
 
     def _share(self, service: Service) -> int:
         return request_share(
@@ -103,8 +131,13 @@ class GatewayRoutes:
 
     def _answers(self, service: Service, name: str, counted: str) -> bool:
         """Whether a Deployment of the service has pods that answer, by a count in its status."""
+        return self._count(service, name, counted) > 0
+
+    def _count(self, service: Service, name: str, counted: str) -> int:
         live = self._cache.get(DEPLOYMENT, service.namespace, name)
-        return live is not None and pods.controls(service.uid, live) and bool((live.get("status") or {}).get(counted))
+        if live is None or not pods.controls(service.uid, live):
+            return 0
+        return int((live.get("status") or {}).get(counted) or 0)
 
     def _route(self, service: Service) -> Object | None:
         obj = self._cache.get(HTTP_ROUTE, service.namespace, service.name)
@@ -119,3 +152,10 @@ class GatewayRoutes:
         unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
         retry_at = self._monotonic() + memories.REFUSED_RETRY_SECONDS
         memory.route_problem = Problem(service.generation, reason, message, retry_at, unreadable)
+
+
+def _sharers(service: Service) -> list[Object]:
+    """The Services that a route shares requests among: one for each pool, or for each version of the model."""
+    if service.spec.pools:
+        return [manifests.version_service(each, trial=False) for each in in_pools(service)]
+    return [manifests.version_service(service, trial=trial) for trial in (False, True)]

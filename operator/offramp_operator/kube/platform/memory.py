@@ -40,16 +40,18 @@ class Memory:
     on those."""
 
     uid: str
-    #: Digests of the pods that a spec and its class ask for, by (trial, image).
-    templates: dict[tuple[bool, str], tuple[tuple[int, ModelSource, str], str | None]] = field(default_factory=dict)
+    #: Digests of the pods that a spec and its class ask for, by (trial, pool, image).
+    templates: dict[tuple[bool, str, str], tuple[tuple[int, ModelSource, str], str | None]] = field(
+        default_factory=dict
+    )
     #: The class that the pods are made of, and why the one that the spec names cannot be used.
     worker_class: WorkerClass | None = None
     class_trouble: Trouble | None = None
     applied: dict[str, Applied] = field(default_factory=dict)
     problem: Problem | None = None
     route_problem: Problem | None = None
-    #: When workers on trial were found that are to go as soon as no Gateway sends them requests.
-    leaving_since: float | None = None
+    #: When Deployments were found that are to go as soon as no Gateway sends them requests, by name.
+    leaving_since: dict[str, float] = field(default_factory=dict)
     #: The user's autoscaler that was last seen.
     scaler: Scaling | None = None
     scaler_seen_at: float = 0.0
@@ -59,8 +61,8 @@ class Memory:
     earlier: tuple[str, Object] | None = None
     #: The administrator's image that the pods are to have now.
     image: str = ""
-    #: Digest of pods that stay as they are until the service's turn comes.
-    kept: str | None = None
+    #: Digests of pods that stay as they are until the service's turn comes, by pool; "" where there are none.
+    kept: dict[str, str | None] = field(default_factory=dict)
     versions: dict[tuple[Kind, str], str] = field(default_factory=dict)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -15,9 +15,23 @@ from offramp_operator.kube import manifests, pods
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import CLASS_LABEL, DEPLOYMENT, SERVICE, TEMPLATE_ANNOTATION, Object
 from offramp_operator.kube.platform.memory import Memory
+from offramp_operator.kube.pools import in_pools
 from offramp_operator.kube.trim import content
 from offramp_operator.kube.turns import TurnKeeper, administrators_image, member
 from offramp_operator.shell.platform import ServiceKey
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """One Deployment: digest of its pods, the image in them that the administrator chose, and whether they are to
+    become something else."""
+
+    pool: str
+    live: Object
+    mark: str | None
+    image: str | None
+    waits: bool
+    given_up: bool
 
 
 class Templates:
@@ -33,8 +47,9 @@ class Templates:
         service's class cannot be used."""
         if memory.class_trouble is not None:
             return self._deployed(service, trial=trial)
-        if not trial and memory.kept is not None:
-            return memory.kept
+        kept = memory.kept.get(service.spec.in_pool)
+        if not trial and kept is not None:
+            return kept
         return self._with_image(memory.image, service, memory, trial=trial)
 
     def settings(self, memory: Memory) -> manifests.WorkerSettings:
@@ -56,25 +71,38 @@ class Templates:
         What differs although the user's spec has been served before is the administrator's change. While a spec is
         still to be served, its pods are made with the image that the others have.
         """
-        live, asked = self._cache.get(DEPLOYMENT, service.namespace, service.name), self._asked(memory)
-        memory.image, memory.kept = asked, None
-        if live is None or not pods.controls(service.uid, live) or memory.class_trouble is not None:
-            return None
-        deployed = msgspec.json.decode(content(live))
-        mark = template_mark(deployed)
-        image = administrators_image(service, deployed) if _class_of(deployed) == service.spec.class_name else None
-        wanted = self._with_image(asked, service, memory, trial=False)
+        asked = self._asked(memory)
+        memory.image, memory.kept = asked, {}
         served = service.status.settled_generation == service.generation
-        given_up = bool(wanted and brought_back(service, wanted))
-        waits = wanted is not None and mark != wanted and not given_up and (served or image not in (None, asked))
-        self._turns.note(key, member(service, live, waits=waits, counts=served and (image == asked or given_up)))
+        stands = [stand for made in in_pools(service) if (stand := self._stand(made, memory, served=served))]
+        if not stands:
+            return None
+        waits = all(stand.waits for stand in stands)  # once one pool has it, the others follow
+        image = stands[0].image
+        counts = served and all(stand.image == asked or stand.given_up for stand in stands)
+        self._turns.note(key, member(service, [stand.live for stand in stands], waits=waits, counts=counts))
         if not waits or self._turns.may_go(key, services=len(self._cache.names(SERVICE))):
             return None
-        memory.image, memory.kept = image or asked, mark if served else None
+        memory.image = image or asked
+        memory.kept = {stand.pool: stand.mark for stand in stands} if served else {}
         return self._turns.reason_to_wait()
 
+    def _stand(self, made: Service, memory: Memory, *, served: bool) -> _Stand | None:
+        """How a Deployment stands to what the administrator asks for; None where there is none to speak of."""
+        live = self._cache.get(DEPLOYMENT, made.namespace, manifests.workers_name(made))
+        if live is None or not pods.controls(made.uid, live) or memory.class_trouble is not None:
+            return None
+        asked, deployed = self._asked(memory), msgspec.json.decode(content(live))
+        mark = template_mark(deployed)
+        image = administrators_image(made, deployed) if _class_of(deployed) == made.spec.class_name else None
+        wanted = self._with_image(asked, made, memory, trial=False)
+        given_up = bool(wanted and brought_back(made, wanted))
+        differs = wanted is not None and mark != wanted and not given_up
+        waits = differs and (served or image not in (None, asked))
+        return _Stand(made.spec.in_pool, live, mark, image, waits=waits, given_up=given_up)
+
     def _deployed(self, service: Service, *, trial: bool) -> str | None:
-        name = manifests.trial_name(service.name) if trial else service.name
+        name = manifests.workers_name(service, trial=trial)
         live = self._cache.get(DEPLOYMENT, service.namespace, name)
         return None if live is None else template_mark(msgspec.json.decode(content(live)))
 
@@ -82,14 +110,15 @@ class Templates:
         if not trial:
             service = split_in_force(service, 0, scaled=False).main
         made_of = service.generation, ModelSource.of(service.spec), memory.class_mark
-        known = memory.templates.get((trial, image))
+        key = (trial, service.spec.in_pool, image)
+        known = memory.templates.get(key)
         if known is None or known[0] != made_of:
             try:
                 settings = self._settings(memory, image)
                 known = made_of, manifests.template_digest(service, settings, trial=trial)
             except InvalidSpecError:
                 known = made_of, None
-            memory.templates[trial, image] = known
+            memory.templates[key] = known
         return known[1]
 
 
@@ -97,6 +126,11 @@ def template_mark(spec: Object) -> str | None:
     """The digest that a spec's pods carry."""
     notes = ((spec.get("template") or {}).get("metadata") or {}).get("annotations") or {}
     return notes.get(TEMPLATE_ANNOTATION)
+
+
+def changes_pods(live: Object, body: Object) -> bool:
+    """Whether applying ``body`` to a Deployment replaces its pods."""
+    return template_mark(msgspec.json.decode(content(live))) != template_mark(body["spec"])
 
 
 def _class_of(spec: Object) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import msgspec
-
 from offramp_core.control.objects import Service
 from offramp_core.control.workers.capacity import floor_in_force
 from offramp_core.control.workers.update import brought_back, strategy_in_force
@@ -34,10 +32,10 @@ from offramp_operator.kube.platform.children import Children, NameTakenError, ch
 from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.gateway import GatewayRoutes
 from offramp_operator.kube.platform.memory import Memory, Problem, key_of
-from offramp_operator.kube.platform.templates import Templates, template_mark
+from offramp_operator.kube.platform.pools import Pools, on_probation, replicas_of
+from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
 from offramp_operator.kube.platform.trainings import Trainings
 from offramp_operator.kube.scaling import handed_over
-from offramp_operator.kube.trim import content
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import WorkerIdentity
 
@@ -71,6 +69,7 @@ class Workers:
         self._routes = routes
         self._trainings = trainings
         self._monotonic = monotonic
+        self._pools = Pools(cache, children, templates, routes)
 
     async def ensure(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
         """Apply Deployment, Service, PodDisruptionBudget, NetworkPolicy and autoscaler."""
@@ -86,7 +85,11 @@ class Workers:
             await self._ensure_digests(memory, service)
             if memory.class_trouble is None:  # else the pods, and their number, stay as they are
                 await self._ensure_trial(memory, service, identity)
-                await self._ensure_scaled(memory, service, identity)
+                if service.spec.pools:
+                    await self._pools.ensure(memory, service, identity)
+                else:
+                    await self._ensure_scaled(memory, service, identity)
+                await self._pools.remove_others(memory, service)
         except InvalidSpecError as error:
             self._remember(memory, service, Reason.INVALID_MODEL, str(error))
         except NameTakenError as error:
@@ -133,10 +136,10 @@ class Workers:
             if not self._routes.still_sends(memory, service, name):
                 await self._children.delete(service, DEPLOYMENT, name)
             return
-        memory.leaving_since = None
+        memory.leaving_since.pop(name, None)
         live = await self._children.live(DEPLOYMENT, service.namespace, name)
         if service.spec.may_move and service.proven_digest is None:
-            n = min(n, max(1, _replicas(live)))
+            n = min(n, max(1, replicas_of(live)))
         body = manifests.deployment(service, identity, self._templates.settings(memory), replicas=n, trial=True)
         await self._children.ensure(memory, DEPLOYMENT, body)
 
@@ -152,7 +155,7 @@ class Workers:
         # Workers that started together could find different bundles at a URI without a digest: the first one goes ahead
         # alone.
         unproven = split.main.spec.may_move and split.main.proven_digest is None
-        at_most = max(1, _replicas(live)) if unproven else desired
+        at_most = max(1, replicas_of(live)) if unproven else desired
         body = manifests.deployment(
             split.main,
             identity,
@@ -160,11 +163,12 @@ class Workers:
             replicas=min(split.n_main, at_most) if decides is None or live is None else None,
             strategy=strategy_in_force(service, desired),
         )
-        if memory.kept is not None and template_mark(body["spec"]) != memory.kept:
+        kept = memory.kept.get("")
+        if kept is not None and template_mark(body["spec"]) != kept:
             return  # more than the image differs, such as what another release makes of a spec
         await self._bring_back(memory, service, live, body)
-        changes = live is not None and _changes_pods(live, body)
-        if live is not None and changes and _on_probation(live):
+        changes = live is not None and changes_pods(live, body)
+        if live is not None and changes and on_probation(live):
             return
         given = None if decides is None else handed_over(service, desired, found.others)
         own = None
@@ -214,22 +218,3 @@ def _own_autoscaler(service: Service, split: Split, *, changes: bool) -> Object 
         return None
     frozen = changes or service.status.update.strategy != "" or split.n_trial > 0
     return manifests.autoscaler(service, wanted, fewest=floor_in_force(wanted, service.status.capacity), frozen=frozen)
-
-
-def _changes_pods(live: Object, body: Object) -> bool:
-    return template_mark(msgspec.json.decode(content(live))) != template_mark(body["spec"])
-
-
-def _on_probation(live: Object) -> bool:
-    """Whether a pod has become ready just now, for which seconds no other pods must be asked for.
-
-    To Kubernetes such a pod is as unavailable as one that never starts: where an update that hangs gives way to the
-    next one, it is taken away with the rest, although it may be all that serves. Source: ``cleanupUnhealthyReplicas``
-    of the Deployment controller.
-    """
-    status = live.get("status") or {}
-    return int(status.get("readyReplicas") or 0) > int(status.get("availableReplicas") or 0)
-
-
-def _replicas(deployment: Object | None) -> int:
-    return 0 if deployment is None else int((deployment.get("spec") or {}).get("replicas", 1))

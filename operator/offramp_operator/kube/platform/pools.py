@@ -1,0 +1,98 @@
+"""One Deployment for each pool of a service, and the end of those that nobody asks for any more."""
+
+from __future__ import annotations
+
+from offramp_core.control.objects import Service
+from offramp_core.control.workers.update import strategy_in_force
+from offramp_operator.kube import manifests
+from offramp_operator.kube.cache import ObjectCache
+from offramp_operator.kube.kinds import DEPLOYMENT, Object, name_of
+from offramp_operator.kube.platform.children import Children
+from offramp_operator.kube.platform.gateway import GatewayRoutes
+from offramp_operator.kube.platform.memory import Memory
+from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
+from offramp_operator.kube.pools import has_followed, in_pools, serves, take_over
+from offramp_operator.shell.platform import WorkerIdentity
+
+ALL_AT_ONCE: Object = {"maxSurge": 0, "maxUnavailable": "100%"}  # where no pod serves that could be missed
+
+
+class Pools:
+    """Applies the Deployments of pools where they differ. A change of their pods goes from pool to pool: what is wrong
+    with it shows in one."""
+
+    def __init__(self, cache: ObjectCache, children: Children, templates: Templates, routes: GatewayRoutes) -> None:
+        self._cache = cache
+        self._children = children
+        self._templates = templates
+        self._routes = routes
+
+    async def ensure(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
+        """Every pool that the spec names."""
+        pools = in_pools(service)
+        live = {
+            each.spec.in_pool: await self._children.live(DEPLOYMENT, each.namespace, manifests.workers_name(each))
+            for each in pools
+        }
+        goes_first = _goes_first(service, live)
+        changing = False
+        for each in pools:
+            known = live[each.spec.in_pool]
+            n = each.spec.replicas if goes_first in (None, each.spec.in_pool) else replicas_of(known)
+            n = n if goes_first is None else min(n, max(1, replicas_of(known)))
+            body = manifests.deployment(
+                each,
+                identity,
+                self._templates.settings(memory),
+                replicas=n,
+                strategy=strategy_in_force(each, service.spec.replicas),
+            )
+            kept = memory.kept.get(each.spec.in_pool)
+            if kept is not None and template_mark(body["spec"]) != kept:
+                continue
+            if known is not None and changes_pods(known, body):
+                if changing or on_probation(known):
+                    continue
+                changing = serves(known)
+            if known is not None and not serves(known) and (changes_pods(known, body) or not has_followed(known)):
+                body["spec"]["strategy"]["rollingUpdate"] = ALL_AT_ONCE
+            await self._children.ensure(memory, DEPLOYMENT, body)
+            changing = changing or (known is not None and serves(known) and not has_followed(known))
+
+    async def remove_others(self, memory: Memory, service: Service) -> None:
+        """Workers of a pool that the spec does not name any more, or of the time before or after pools, go once the
+        others can do without them."""
+        wanted = {manifests.workers_name(each) for each in in_pools(service)}
+        spared = wanted | {manifests.trial_name(service.name)}
+        owned = self._cache.owned(DEPLOYMENT, service.uid)
+        left = [obj for obj in owned if name_of(obj) not in spared]
+        if left and take_over((self._cache.get(DEPLOYMENT, service.namespace, name) for name in wanted), left):
+            for obj in left:
+                if self._routes.still_sends(memory, service, name_of(obj)):
+                    continue
+                await self._children.remove(DEPLOYMENT, obj)
+
+
+def _goes_first(service: Service, live: dict[str, Object | None]) -> str | None:
+    """The pool whose one worker finds out what lies at a URI without a digest, before any other may start; None once
+    that is known."""
+    if not service.spec.may_move or service.proven_digest is not None:
+        return None
+    running = next((name for name, known in live.items() if known is not None and replicas_of(known)), None)
+    return running or next((p.name for p in service.spec.pools if p.replicas), None)
+
+
+def on_probation(live: Object) -> bool:
+    """Whether a pod has become ready just now, for which seconds no other pods must be asked for.
+
+    To Kubernetes such a pod is as unavailable as one that never starts: where an update that hangs gives way to the
+    next one, it is taken away with the rest, although it may be all that serves. Source: ``cleanupUnhealthyReplicas``
+    of the Deployment controller.
+    """
+    status = live.get("status") or {}
+    return int(status.get("readyReplicas") or 0) > int(status.get("availableReplicas") or 0)
+
+
+def replicas_of(deployment: Object | None) -> int:
+    """How many workers a Deployment asks for; 0 where there is none."""
+    return 0 if deployment is None else int((deployment.get("spec") or {}).get("replicas", 1))

@@ -1,0 +1,120 @@
+"""What is known of each pool, and how requests are shared among them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offramp_core.control.objects import PoolStatus
+from offramp_core.control.snapshot import Worker, WorkerEndpoint
+from offramp_core.control.spec import WorkerPool, parse_spec
+from offramp_core.control.workers.pools import MOST_WEIGHT, Model, next_pools, rate_of_all, request_weights
+from offramp_core.errors import InvalidSpecError
+from offramp_core.protocol import WorkerState
+from offramp_core.reasons import Reason
+
+COSTS: dict[str, list[Any]] = {"batch_size": [1, 4], "segment_seconds": [[0.004, 0.004], [0.01, 0.01]]}
+MODEL = Model(COSTS, "sha256:a", "off", 0.1)
+FAST, SLOW = WorkerPool("fast", 1, {}), WorkerPool("slow", 2, {})
+SPEC = {
+    "model": {"uri": "oci://offramp/digits:1"},
+    "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+}
+
+
+def worker(name: str, pool: str, *, pace: float = 0.0, ready: bool = True, **endpoint: Any) -> Worker:
+    state = WorkerState(name, name, "", "digits", ready, "sha256:a", "sha256:b", (), COSTS, pace=pace)
+    return Worker(WorkerEndpoint(name, name, ready, pool=pool, **endpoint), state)
+
+
+def known(*workers: Worker, before: tuple[PoolStatus, ...] = (), model: Model | None = MODEL) -> dict[str, PoolStatus]:
+    return {p.name: p for p in next_pools((FAST, SLOW), workers, before=before, model=model)}
+
+
+def test_a_pool_is_known_by_what_its_own_workers_measured() -> None:
+    found = known(worker("a", "fast", pace=1.0), worker("b", "slow", pace=3.0))
+    assert found["fast"].worker_rate > 2.9 * found["slow"].worker_rate > 0
+    assert (found["fast"].ready, found["slow"].ready, found["slow"].desired) == (1, 1, 2)
+
+
+def test_nothing_is_said_of_a_pool_whose_workers_did_not_measure() -> None:
+    assert known(worker("a", "fast"))["fast"].worker_rate == 0
+
+
+def test_what_was_measured_outlives_the_workers_and_not_the_model() -> None:
+    before = tuple(known(worker("a", "fast", pace=1.0)).values())
+    rate = before[0].worker_rate
+    assert known(before=before)["fast"].worker_rate == rate, "nobody is there"
+    assert known(before=before, model=None)["fast"].worker_rate == rate, "nobody has reported"
+    assert known(before=before, model=replace(MODEL, digest="sha256:c"))["fast"].worker_rate == 0
+
+
+def test_a_worker_that_is_not_believed_says_nothing_of_its_pool() -> None:
+    workers = [worker("a", "fast", pace=1.0), worker("b", "fast", pace=0.001)]
+    honest = next_pools((FAST,), workers[:1], before=(), model=MODEL)
+    assert (
+        next_pools((FAST,), workers, before=(), model=MODEL, distrusted=["b"])[0].worker_rate == honest[0].worker_rate
+    )
+
+
+def test_a_pool_says_why_its_workers_find_no_place() -> None:
+    lost = worker("a", "fast", ready=False, failure="no node", failure_reason=Reason.UNSCHEDULABLE)
+    failing = worker("b", "slow", ready=False, failure="it ends", failure_reason=Reason.CRASH_LOOP_BACK_OFF)
+    found = known(lost, failing)
+    assert (found["fast"].message, found["slow"].message) == ("no node", "")
+
+
+RATES = st.floats(0.001, 1e6)
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.integers(0, 100), RATES), min_size=1))
+def test_shares_follow_what_the_available_workers_can_do(pools: dict[str, tuple[int, float]]) -> None:
+    statuses = [PoolStatus(name, worker_rate=rate) for name, (_, rate) in pools.items()]
+    weights = request_weights(statuses, {name: n for name, (n, _) in pools.items()})
+    able = {name: n * rate for name, (n, rate) in pools.items()}
+    most = max(able.values())
+    assert all((weights[name] == 0) == (can == 0) for name, can in able.items()), "nobody who serves gets nothing"
+    assert all(abs(weights[name] - MOST_WEIGHT * can / most) <= 1 for name, can in able.items() if can)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), RATES), min_size=1, max_size=8))
+def test_shared_by_numbers_no_pool_gets_more_than_it_can_do(pools: list[tuple[int, float]]) -> None:
+    statuses = [PoolStatus(str(i), ready=n, worker_rate=rate) for i, (n, rate) in enumerate(pools)]
+    each = rate_of_all(statuses, by_weight=False)
+    assert all(each <= pool.worker_rate for pool in statuses)
+    together = sum(n * rate for n, rate in pools)
+    assert math.isclose(rate_of_all(statuses, by_weight=True) * sum(n for n, _ in pools), together, rel_tol=1e-9)
+
+
+def test_what_a_pool_says_stands_in_the_place_of_what_is_said_of_all() -> None:
+    pools = [
+        {"name": "plain", "replicas": 1},
+        {"name": "gpu", "replicas": 2, "resources": {"limits": {"nvidia.com/gpu": 1}}, "nodeSelector": {"a": "b"}},
+    ]
+    spec = parse_spec({**SPEC, "pools": pools, "worker": {"resources": {"limits": {"cpu": 2}}, "image": "mine"}})
+    plain, gpu = spec.pools
+    assert plain.worker == spec.worker and spec.replicas == 3
+    assert gpu.worker == {"image": "mine", "resources": {"limits": {"nvidia.com/gpu": 1}}, "nodeSelector": {"a": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"pools": []}, "spec.pools"),
+        ({"pools": [{"name": "a", "replicas": 1}] * 2}, "spec.pools"),
+        ({"pools": [{"name": "next", "replicas": 1}]}, "spec.pools[0].name"),
+        ({"pools": [{"name": "a"}]}, "spec.pools[0].replicas"),
+        ({"pools": [{"name": "a", "replicas": 1}], "replicas": 1}, "spec.pools"),
+        ({"pools": [{"name": "a", "replicas": 1}], "updatePolicy": {"type": "Recreate"}}, "spec.pools"),
+        ({"pools": [{"name": "a", "replicas": 1}], "updatePolicy": {"sideBySide": {}}}, "spec.pools"),
+    ],
+)
+def test_pools_that_cannot_be_are_refused_with_their_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidSpecError) as refused:
+        parse_spec({**SPEC, **changes})
+    assert refused.value.field == field

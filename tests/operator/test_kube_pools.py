@@ -1,0 +1,210 @@
+"""Workers in pools under Kubernetes' own controllers: what serves while pools come, change and go."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paper_fleet import BETTER, BROKEN, GOOD, Fleet, add_node, bundle_of, ending, is_ready, path_of
+
+from offramp_operator.kube.kinds import DEPLOYMENT, HTTP_ROUTE, NETWORK_SERVICE, SERVICE, Object
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
+
+TWO = {"fast": 1, "slow": 2}
+PUBLIC = {"parentRefs": [{"name": "public"}]}
+
+
+def pools(**replicas: int) -> list[Object]:
+    return [{"name": name, "replicas": n} for name, n in replicas.items()]
+
+
+def placed(f: Fleet, **replicas: int) -> list[Object]:
+    """The same as an edit, on the nodes that carry the pools' names."""
+    return [pool | {"nodeSelector": {"of": f.namespace, "pool": pool["name"]}} for pool in pools(**replicas)]
+
+
+async def ready_in(f: Fleet) -> dict[str, int]:
+    """Ready pods by pool; "" for those of no pool."""
+    found: dict[str, int] = {}
+    for pod in await f.pods():
+        if is_ready(pod):
+            name = pod["metadata"]["labels"].get("earlyexit.dev/pool", "")
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+async def until_ready(f: Fleet, **wanted: int) -> None:
+    async def there() -> bool:
+        return await ready_in(f) == wanted
+
+    await f.until(there, what=f"ready workers {wanted}")
+
+
+def status_of(f: Fleet) -> dict[str, Object]:
+    service = f.cache.get(SERVICE, f.namespace, "digits") or {}
+    return {pool["name"]: pool for pool in service["status"].get("pools", ())}
+
+
+async def deployments(f: Fleet) -> set[str]:
+    return {obj["metadata"]["name"] for obj in (await f.client.list(DEPLOYMENT, f.namespace))[0]}
+
+
+def lose_nodes(f: Fleet, pool: str, pods: list[Object]) -> None:
+    """The nodes of a pool vanish, and their pods with them."""
+    for name in {
+        pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName", "").startswith(f"{f.namespace}-{pool}")
+    }:
+        f.api.request("DELETE", f"/api/v1/nodes/{name}")
+    for pod in pods:
+        if pod["spec"].get("nodeName", "").startswith(f"{f.namespace}-{pool}"):
+            f.api.request("DELETE", f"{path_of(pod)}?gracePeriodSeconds=0")
+
+
+def test_every_pool_has_workers_of_its_own_behind_the_one_service(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=TWO, pools=pools(fast=1, slow=2), answering=True) as f:
+            f.reconciler._observer.paces = {"fast": 1.0, "slow": 3.0}
+            await until_ready(f, fast=1, slow=2)
+            assert await deployments(f) == {"digits-fast", "digits-slow"}
+            service = await f.client.get(NETWORK_SERVICE, f.namespace, "digits")
+            chosen = service["spec"]["selector"].items()
+            assert all(chosen <= pod["metadata"]["labels"].items() for pod in await f.pods())
+            await f.until(lambda: status_of(f).get("slow", {}).get("workerRate"), what="what a slow worker can do")
+            fast, slow = status_of(f)["fast"], status_of(f)["slow"]
+            assert (fast["desired"], fast["ready"], slow["desired"], slow["ready"]) == (1, 1, 2, 2)
+            assert fast["workerRate"] > 2.5 * slow["workerRate"], "each as its own workers measured it"
+            await f.until(lambda: "Reconciling" not in f.told(), what="the end of the change")
+            assert (await f.restart()) == (await f.versions()), "another operator has nothing to write"
+
+    tools.run(story())
+
+
+def test_a_service_goes_over_to_pools_and_back_and_never_has_fewer_workers(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"": 2, "fast": 1, "slow": 2}, replicas=2) as f:
+            await f.serve(GOOD, GOOD)
+            f.since()
+            await f.edit(replicas=None, pools=placed(f, fast=1, slow=1))
+            await until_ready(f, fast=1, slow=1)
+            await f.edit(pools=None, replicas=2)
+            await f.serve(GOOD, GOOD)
+            await f.until(lambda: f.told().get("WorkersUpdating") is None, what="the end of the change")
+            assert await deployments(f) == {"digits"}
+            assert min(ready for ready, _ in f.since()) == 2
+
+    tools.run(story())
+
+
+def test_a_changed_bundle_goes_from_pool_to_pool(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"fast": 2, "slow": 2}, pools=pools(fast=1, slow=1)) as f:
+            await until_ready(f, fast=1, slow=1)
+            f.since()
+            at_once = []
+
+            async def watch(pods: list[Object]) -> None:
+                at_once.append(len({p["metadata"]["labels"]["earlyexit.dev/pool"] for p in pods if not is_ready(p)}))
+
+            f.onlooker = watch
+            await f.edit(model={"uri": BETTER})
+            await f.serve(BETTER, BETTER)
+            assert max(at_once) == 1 and min(ready for ready, _ in f.since()) == 2
+
+    tools.run(story())
+
+
+def test_a_broken_bundle_is_tried_in_one_pool_alone(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"fast": 2, "slow": 2}, pools=pools(fast=1, slow=1)) as f:
+            await until_ready(f, fast=1, slow=1)
+            await f.edit(model={"uri": BROKEN})
+            await f.until(lambda: "digest differs" in f.message("Reconciling"), what="the reason")
+            await f.rest()
+            broken = [pod for pod in await f.pods() if "broken" in bundle_of(pod)]
+            assert len(broken) == 1 and await ready_in(f) == {"fast": 1, "slow": 1}
+
+    tools.run(story())
+
+
+def test_the_nodes_of_a_pool_vanish_and_come_back(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=TWO, pools=pools(fast=1, slow=1), answering=True) as f:
+            await until_ready(f, fast=1, slow=1)
+            lose_nodes(f, "fast", await f.pods())
+            await f.until(lambda: f.told().get("PoolsAvailable") == ("False", "PoolWithoutPlace"), what="the complaint")
+            told = f.message("PoolsAvailable")
+            assert told.startswith("spec.pools[0] (fast): 0 of 1 workers ready; ")
+            assert "spec.pools[0].nodeSelector" in told and "spec.worker.nodeSelector" not in told
+            assert await ready_in(f) == {"slow": 1} and f.told()["Ready"][0] == "True"
+            await f.edit(model={"uri": BETTER})
+            await until_ready(f, slow=1)
+            await f.until(lambda: "Reconciling" not in f.told(), what="the end of a change that no lost pool holds up")
+            add_node(f.api, f"{f.namespace}-fast9", f.namespace, pool="fast")
+            await until_ready(f, fast=1, slow=1)
+            await f.until(lambda: "PoolsAvailable" not in f.told(), what="the end of the complaint")
+
+    tools.run(story())
+
+
+def test_through_a_gateway_each_pool_gets_what_its_workers_can_do(
+    fleet: Any, controlled: Any, server: Any, tools: Any
+) -> None:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    routes = f"/apis/{HTTP_ROUTE.api_version}/httproutes"
+
+    def there() -> bool:
+        controlled.request("POST", path, server.gateway_api())
+        return bool(controlled.request("GET", routes).status_code == 200)
+
+    server.wait_for(there, what="Gateway API")
+
+    async def story() -> None:
+        async with fleet(nodes={"": 1, **TWO}, replicas=1, route=PUBLIC, answering=True) as f:
+            f.reconciler._observer.paces = {"fast": 1.0, "slow": 2.0}
+
+            async def weights() -> dict[str, int]:
+                route = await f.client.get(HTTP_ROUTE, f.namespace, "digits")
+                return (
+                    {} if route is None else {r["name"]: r["weight"] for r in route["spec"]["rules"][0]["backendRefs"]}
+                )
+
+            lost = []
+
+            async def watch(pods: list[Object]) -> None:
+                for name, weight in (await weights()).items():
+                    service = await f.client.get(NETWORK_SERVICE, f.namespace, name)
+                    chosen = service["spec"]["selector"].items() if service is not None else {("nobody", "")}
+                    ready = (p for p in pods if is_ready(p) and not ending(p))
+                    if weight and not any(chosen <= p["metadata"]["labels"].items() for p in ready):
+                        lost.append(f"{weight} to {name}, where nobody is ready")
+
+            await until_ready(f, **{"": 1})
+            await f.until(lambda: f.told()["Ready"][0] == "True", what="a service that serves")
+            f.onlooker = watch
+            await f.edit(replicas=None, pools=placed(f, fast=1, slow=1))
+            await until_ready(f, fast=1, slow=1)
+
+            async def shared() -> bool:
+                rates = [status_of(f).get(name, {}).get("workerRate", 0.0) for name in ("fast", "slow")]
+                return all(rates) and await weights() == {
+                    "digits-fast": 1000,
+                    "digits-slow": round(1000 * rates[1] / rates[0]),
+                }
+
+            await f.until(shared, what="shares by what was measured")
+            await f.edit(pools=None, replicas=1)
+            await until_ready(f, **{"": 1})
+
+            async def back() -> bool:
+                names = {obj["metadata"]["name"] for obj in (await f.client.list(NETWORK_SERVICE, f.namespace))[0]}
+                return names == {"digits", "digits-main", "digits-next"} and (await weights())["digits-main"] == 100
+
+            await f.until(back, what="the Services of versions")
+            assert lost == []
+
+    tools.run(story())
