@@ -1049,9 +1049,9 @@ def test_a_threshold_of_zero_lets_nobody_leave(sessions: Sessions, bundle: Bundl
 def test_a_worker_that_is_asked_to_tells_what_batches_take_here_before_its_first_request(
     bundle: Bundle, sessions: Sessions
 ) -> None:
-    bench = Bench(bundle, sessions, measure_seconds=0.01)
+    bench = Bench(bundle, sessions)
     assert bench.engine.pace == 0.0
-    bench.engine.start()
+    bench.engine.start(measure_seconds=0.01)
     try:
         assert bench.engine.pace > 0
     finally:
@@ -1067,13 +1067,15 @@ def test_the_pace_is_the_mean_of_whole_batches_in_times_of_the_profile(
     monkeypatch.setattr("offramp_worker.engine.execution.pace.time.perf_counter", lambda: clock[0])
     sizes: list[int] = []
 
-    def run(x: Any) -> None:
-        sizes.append(len(x))
-        clock[0] += 0.1 if len(sizes) <= 5 else 0.3
+    class Limited:
+        def run(self, x: Any, given: Any, rows: Any = None) -> Any:
+            sizes.append(len(x))
+            clock[0] += 0.1 if len(sizes) <= 5 else 0.3
 
+    stage: Any = Limited()
     profiled = {b.batch_size: sum(b.segment_seconds) for b in bundle.profile.batches}
     largest = max(profiled)
-    pace = measured_pace(run, bundle, most=largest, seconds=1.0)
+    pace = measured_pace(stage, bundle, most=largest, seconds=1.0)
     assert set(sizes) == {largest} and len(sizes) == 7
     assert pace == pytest.approx((5 * 0.1 + 2 * 0.3) / 7 / profiled[largest])
-    assert measured_pace(run, bundle, most=1, seconds=0.0) > 0 and sizes[-1] == min(profiled), "three runs at least"
+    assert measured_pace(stage, bundle, most=1, seconds=0.0) > 0 and sizes[-1] == min(profiled), "three runs at least"

@@ -16,7 +16,7 @@
 asks for it; at most so many bytes (64 MiB) |
 | OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
 | OFFRAMP_THREADS | threads per session; default: CPUs this process may use, by its affinity and its cgroup's quota |
-| OFFRAMP_MEASURE_SECONDS | how long whole batches are run before the worker is ready, to tell their pace; default none |
+| OFFRAMP_MEASURE_SECONDS | how long whole batches run before the worker is ready, to tell their pace; default: none |
 | OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |
 | OFFRAMP_RECEIVE_SECONDS | how long a request may take to arrive; default 30 |
 | OFFRAMP_LATENCY_SECONDS | latency objective: batches adapt to it, and what cannot meet it is refused |

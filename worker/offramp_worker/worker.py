@@ -108,7 +108,7 @@ class InferenceWorker:
                 self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
                 self._plan_file.poll()
                 self._plan_file.start()
-        engine.start()
+        engine.start(measure_seconds=settings.measure_seconds)
         self.engine = engine
         if self.phase in ("loading", "broken"):
             self.phase, self._reason = "serving", ""
@@ -132,7 +132,6 @@ class InferenceWorker:
             cache_bytes=settings.cache_bytes,
             always_in_time=settings.always_in_time,
             ramp_set_store=settings.ramp_set_store,
-            measure_seconds=settings.measure_seconds,
             traced=self.tracing is not None,
         )
 

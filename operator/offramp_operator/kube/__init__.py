@@ -11,6 +11,7 @@ leader.py         leader election on a `coordination.k8s.io` Lease
 managed.py        the kinds that the operator reconciles
 manifests.py      what a service's workers look like in a cluster
 pods.py           what pods say about workers, as pure functions
+pools.py          the Deployments of a service's pools, as pure functions
 queue.py          a work queue of keys: each key at most once in the queue and at most once in work
 routes.py         what an HTTPRoute says of itself
 runtime.py        kopf as the runtime of the operator's process

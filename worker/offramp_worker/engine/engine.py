@@ -119,11 +119,10 @@ class Engine:
         )
         self._deadlines = Deadlines(everyones=options.everyones_deadline, clock=clock)
         self._executor = Executor(self.sets, deadlines=self._deadlines)
-        self._measure_seconds, self.pace = options.measure_seconds, 0.0
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = threading.Lock()  # held while a batch, an audit or a probe runs
         self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
-        self._batches = 0
+        self._batches, self.pace = 0, 0.0
         self._abandon_audits = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._utility = self._show()
@@ -138,16 +137,12 @@ class Engine:
 
     # --- called from other threads --------------------------------------------------------------
 
-    def start(self) -> None:
-        """Warm the exact executor up, measure it where that is asked for, then begin to serve."""
-        self.sessions.warm_up(self.batch_rows, [self._executor.exact_stage])
-        if self._measure_seconds is not None:
-            self.pace = measured_pace(
-                lambda x: self._executor.exact_stage.run(x, x),
-                self.bundle,
-                most=self.batch_rows,
-                seconds=self._measure_seconds,
-            )
+    def start(self, *, measure_seconds: float | None = None) -> None:
+        """Warm the exact executor up, measure it for so long, then begin to serve."""
+        exact = self._executor.exact_stage
+        self.sessions.warm_up(self.batch_rows, [exact])
+        if measure_seconds is not None:
+            self.pace = measured_pace(exact, self.bundle, most=self.batch_rows, seconds=measure_seconds)
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 

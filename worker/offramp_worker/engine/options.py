@@ -26,8 +26,6 @@ class EngineOptions:
     always_in_time: bool = False
     #: Where other heads for the bundle's model lie.
     ramp_set_store: Path | None = None
-    #: How long whole batches run before the first request, to tell what they take here; not at all where None.
-    measure_seconds: float | None = None
     #: Tickets note when their batch began.
     traced: bool = False
 

@@ -1,6 +1,7 @@
 """How workers come to another bundle or image, and how many there are.
 
 capacity.py  what workers answer with exits off, and how many it takes
+pools.py     what the workers of each pool can do, and how requests are shared
 delivery.py  the bundle on its way to the workers
 update.py    how workers come to another bundle or image
 recreate.py  how the only worker is replaced where there is room for one

@@ -76,8 +76,8 @@ def measured_rate(workers: Sequence[Worker], model: Model | None) -> float:
     where none did."""
     if model is None:
         return 0.0
-    told = [w.state for w in workers if w.state is not None and w.state.backbone_digest == model.digest]
-    paces = [state.pace for state in told if state.pace > 0]
+    states = (w.state for w in workers if w.state is not None and w.state.backbone_digest == model.digest)
+    paces = [state.pace for state in states if state.pace > 0]
     if not paces:
         return 0.0
     observed = [w.observations for w in workers if w.observations is not None]

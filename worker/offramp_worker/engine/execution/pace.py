@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.execution.execute import Runnable
 
 FEWEST_RUNS = 3
 
 
-def measured_pace(run: Callable[[npt.NDArray[Any]], object], bundle: Bundle, *, most: int, seconds: float) -> float:
+def measured_pace(stage: Runnable, bundle: Bundle, *, most: int, seconds: float) -> float:
     """Of the largest batch in the profile that has at most ``most`` rows, or the smallest one.
 
     The mean over ``seconds``, and not the quickest run: a processor limit lets the first runs pass and holds up later
@@ -26,6 +24,6 @@ def measured_pace(run: Callable[[npt.NDArray[Any]], object], bundle: Bundle, *, 
     batch = typical_batch(bundle.probe_x, bundle.manifest.inputs[0], size=size)
     began, runs = time.perf_counter(), 0
     while runs < FEWEST_RUNS or time.perf_counter() - began < seconds:
-        run(batch)
+        stage.run(batch, batch)
         runs += 1
     return (time.perf_counter() - began) / runs / profiled[size]
