@@ -25,6 +25,7 @@ from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.drafts import NgramIndex
 from offramp_worker.generate.load import load_generation
 from offramp_worker.generate.seam import DecodingRoute, Loaded, NoRoomError, Sampling
+from offramp_worker.prepare.generation.rounding import few_bits
 
 LOSSLESS = [DecodingRoute("fp32", "int8", 4), DecodingRoute("fp32", "int4", 3), DecodingRoute("fp32", "ngram", 5)]
 FEW, MANY = 12, 300
@@ -154,6 +155,7 @@ def test_a_draft_keeps_the_distribution_of_samples(loaded: Loaded, route: Decodi
 chances = st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4).filter(lambda x: sum(x) > 0.1)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(p=chances, q=chances, seed=st.integers(0, 2**32 - 1))
 def test_a_verified_token_is_drawn_as_the_model_draws_whatever_the_draft_says(
@@ -365,9 +367,19 @@ def test_words_that_came_before_are_proposed_again() -> None:
     assert index.proposed(3) == []
 
 
-def test_rounded_matrices_are_as_near_as_their_bits_allow() -> None:
-    from offramp_worker.prepare.generation.rounding import few_bits, restored
+def restored(parts: dict[str, np.ndarray[Any, Any]], bits: int, inputs: int) -> np.ndarray[Any, Any]:
+    """The matrix that packed blocks stand for, as the definition of ``MatMulNBits`` reads them."""
 
+    def unpacked(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return x if bits == 8 else np.stack([x & 15, x >> 4], axis=-1).reshape(*x.shape[:-1], -1)
+
+    n, blocks, _ = parts["values"].shape
+    zeros = unpacked(parts["zeros"].reshape(n, -1))[:, :blocks, None].astype(np.float32)
+    whole = unpacked(parts["values"]).astype(np.float32) - zeros
+    return (whole * parts["scales"].reshape(n, blocks, 1)).reshape(n, -1)[:, :inputs]
+
+
+def test_rounded_matrices_are_as_near_as_their_bits_allow() -> None:
     model = checkpoint()
     for entry in VARIANTS[1:]:
         for key in ("layers.0.qkv", "layers.2.down", "head"):
