@@ -77,6 +77,26 @@ def azure_functions_by_name() -> dict[str, SecondsArray]:
     return {name: np.sort(times) - begin for name, times in busiest}
 
 
+#: Traces that say who was asked.
+BY_NAME = ("azure-functions", "azure-functions-minutes", "azure-functions-2021")
+
+
+def asked_by_name(trace: str) -> list[tuple[float, str]]:
+    """When whom a trace of ``BY_NAME`` asked, in order."""
+    if trace == "azure-functions":
+        asked = [(at, name) for name, times in azure_functions_by_name().items() for at in times.tolist()]
+    elif trace == "azure-functions-2021":
+        rows = _csv("trace_azure_functions/azure2021_200.csv")
+        asked = [(float(row["end_timestamp"]) - float(row["duration"]), row["func"]) for row in rows]
+    else:
+        rng, asked = np.random.default_rng(0), []
+        for row in _csv("trace_azure_functions/azure2019_invocations_per_min_sample.csv"):
+            counts = np.array([int(value) for value in list(row.values())[FIRST_MINUTE_COLUMN:]])
+            times = spread(counts, interval_seconds=60.0, rng=rng).tolist()
+            asked += [(at, row["HashFunction"]) for at in times]
+    return sorted(asked)
+
+
 def twitter_counts() -> npt.NDArray[np.int64]:
     """Tweets in each second of 22 days."""
     with tarfile.open(_existing("trace_twitter/workload.tbz2")) as archive:

@@ -20,6 +20,7 @@ from offramp_worker.engine.accounts.scrape import EngineState, RampUtility
 from offramp_worker.generate.metrics import GENERATION_UNITS, GenerationMetrics
 from offramp_worker.metrics import UNITS as WORKER_UNITS
 from offramp_worker.metrics import Metrics as WorkerMetrics
+from offramp_worker.shared.metrics import SHARED_UNITS, SharedState
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -70,7 +71,7 @@ def rows(registry: CollectorRegistry, *more: Any) -> Iterator[Row]:
 
 
 _SUFFIX = {"counter": "_total", "info": "_info"}
-UNITS = {**GENERATION_UNITS, **WORKER_UNITS, **OPERATOR_UNITS}
+UNITS = {**GENERATION_UNITS, **WORKER_UNITS, **SHARED_UNITS, **OPERATOR_UNITS}
 
 
 def table(metrics: Iterator[Row]) -> str:
@@ -87,6 +88,10 @@ def worker_rows() -> list[Row]:
     return list(rows(WorkerMetrics().registry, RampUtility(nothing, nothing), EngineState(nothing, nothing)))
 
 
+def shared_rows() -> list[Row]:
+    return list(rows(CollectorRegistry(), SharedState(None)))
+
+
 def generation_rows() -> list[Row]:
     return list(rows(GenerationMetrics().registry))
 
@@ -98,6 +103,7 @@ def operator_rows() -> list[Row]:
 def page() -> str:
     parts = {
         "Workers": worker_rows(),
+        "Workers with several models, besides": shared_rows(),
         "Workers of models that generate": generation_rows(),
         "Operator": operator_rows(),
     }

@@ -1,19 +1,35 @@
-"""``offramp serve DIR``: one worker in the foreground. Without a control plane nobody delivers a plan, so exits stay
+"""``offramp serve DIR...``: one worker in the foreground. Without a control plane nobody delivers a plan, so exits stay
 off."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offramp_core.errors import OfframpError
+from offramp_cli.examples import with_examples
+from offramp_core.errors import InvalidArgumentError, OfframpError
+
+if TYPE_CHECKING:
+    from offramp_worker.shared.settings import SharedSettings
 
 
-def serve(
-    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="An exit bundle that `offramp prepare` wrote.")],
+@with_examples(
+    "offramp serve build/demo/bundle",
+    "offramp serve digits=build/digits faces=build/faces --memory 500000000",
+    "offramp serve --models models.json",
+)
+def serve(  # noqa: PLR0917 - options of a command
+    bundles: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DIR...",
+            help="An exit bundle that `offramp prepare` wrote. Several share one executor, each under the name of its "
+            "folder or, as NAME=DIR, another one.",
+        ),
+    ] = None,
     port: Annotated[
         int, typer.Option(help="Port of the Open Inference Protocol; 0 takes a free one.", min=0, max=65535)
     ] = 8080,
@@ -21,24 +37,54 @@ def serve(
     grpc_port: Annotated[
         int | None, typer.Option(help="Port of the same protocol over gRPC; not opened unless given.", min=0, max=65535)
     ] = None,
+    models: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file that lists several bundles, in the place of DIR.")
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Memory for several models: those that are asked for least leave it, and come back when they are "
+            "asked for.",
+            min=1,
+        ),
+    ] = None,
 ) -> None:
-    """Serve a bundle over the Open Inference Protocol v2.
+    """Serve a bundle, or several, over the Open Inference Protocol v2.
 
     The OFFRAMP_ variables of the environment apply as well: with OFFRAMP_PUBLIC_KEY, OFFRAMP_TOKEN_SHA256 and
     OFFRAMP_SERVICE_UID the admin port opens and signed plans are taken.
     """
     # The serving stack is the optional part `worker`; the other commands must not need it.
     from offramp_worker.logs import route_library_logs
-    from offramp_worker.main import EXECUTOR_LOST, run
+    from offramp_worker.main import EXECUTOR_LOST, run, run_models
     from offramp_worker.settings import settings_from_env
     from offramp_worker.worker import ExecutorLostError
 
     route_library_logs()
-    overrides = {"OFFRAMP_BUNDLE": str(bundle), "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
+    env = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
     if grpc_port is not None:
-        overrides["OFFRAMP_GRPC_PORT"] = str(grpc_port)
+        env["OFFRAMP_GRPC_PORT"] = str(grpc_port)
+    if memory is not None:
+        env["OFFRAMP_MODELS_BYTES"] = str(memory)
+    given = bundles or []
     try:
-        run(settings_from_env({**os.environ, **overrides}), stay_up_broken=False)
+        if len(given) == 1 and models is None and memory is None and "=" not in given[0]:
+            run(settings_from_env({**env, "OFFRAMP_BUNDLE": given[0]}), stay_up_broken=False)
+        else:
+            run_models(_several(env, given, file=models), stay_up_broken=False)
     except OfframpError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXECUTOR_LOST if isinstance(error, ExecutorLostError) else 2) from None
+
+
+def _several(env: dict[str, str], given: list[str], *, file: Path | None) -> SharedSettings:
+    """Settings of the bundles that were given, each as DIR or NAME=DIR, or that a file lists."""
+    from offramp_worker.shared.settings import ListedModel, settings_of_models, shared_settings
+
+    if bool(given) == (file is not None):
+        raise InvalidArgumentError("give bundles, or --models FILE which lists them")
+    if file is not None:
+        return shared_settings({**env, "OFFRAMP_MODELS": str(file)})
+    pairs = [(name, path) if path else (Path(name).name, name) for name, _, path in (g.partition("=") for g in given)]
+    return settings_of_models(env, [ListedModel(name=name, bundle=path) for name, path in pairs], folder=Path.cwd())

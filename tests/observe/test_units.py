@@ -15,7 +15,7 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
-from scripts.metrics import UNITS, generation_rows, operator_rows, worker_rows
+from scripts.metrics import UNITS, generation_rows, operator_rows, shared_rows, worker_rows
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "helm" / "offramp" / "files"
@@ -134,7 +134,7 @@ def panels() -> Iterator[tuple[str, str, str]]:
 
 
 def test_every_metric_says_what_it_is_told_in() -> None:
-    rows = [*worker_rows(), *generation_rows(), *operator_rows()]
+    rows = [*worker_rows(), *shared_rows(), *generation_rows(), *operator_rows()]
     assert {row.name for row in rows} == set(UNITS)
     for row in rows:
         told = UNITS[row.name]

@@ -217,15 +217,24 @@ def missing(device: Device) -> str:
     if device.is_cuda:
         ort.preload_dlls()  # of NVIDIA's packages beside this one
     try:
-        session = open_session(_small_model(), threads=1, device=device)
-        with device.turn:
-            session.run(None, {"x": np.ones((1, 1, 3, 3), np.float32)})
+        _run_small_model(device)
     except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
         return (
             f"{str(error).partition(chr(10))[0]}; are a GPU, its driver and the libraries of {device.package} "
             "there, and handed to this container?"
         )
     return ""
+
+
+def open_runtime() -> None:
+    """What ONNX Runtime takes once and for all, whichever model comes first."""
+    _run_small_model(CPU)
+
+
+def _run_small_model(device: Device) -> None:
+    session = open_session(_small_model(), threads=1, device=device)
+    with device.turn:
+        session.run(None, {"x": np.ones((1, 1, 3, 3), np.float32)})
 
 
 def _small_model() -> onnx.ModelProto:

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 import uvloop
@@ -30,13 +30,16 @@ from offramp_worker.http.admin import admin_app
 from offramp_worker.http.bodies import App
 from offramp_worker.http.budget import ByteBudget
 from offramp_worker.http.connection import Connection
-from offramp_worker.http.inference import Inference
+from offramp_worker.http.inference import Answering, Inference
 from offramp_worker.http.public import public_app
 from offramp_worker.http.refusals import Refusals
 from offramp_worker.logs import log_event, route_library_logs
 from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.tracing import Tracing
 from offramp_worker.worker import ExecutorLostError, InferenceWorker
+
+if TYPE_CHECKING:
+    from offramp_worker.shared.settings import SharedSettings
 
 # The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the
 # other's turn.
@@ -77,8 +80,12 @@ def main() -> None:
         sys.exit(command.main(sys.argv[2:]))
     route_library_logs()
     try:
-        settings = settings_from_env(os.environ)
-        run(settings, stay_up_broken=True)
+        if os.environ.get("OFFRAMP_MODELS"):
+            from offramp_worker.shared.settings import shared_settings
+
+            run_models(shared_settings(os.environ), stay_up_broken=True)
+        else:
+            run(settings_from_env(os.environ), stay_up_broken=True)
     except InvalidArgumentError as error:
         log_event("settings-refused", level="error", reason=str(error))
         sys.exit(2)
@@ -108,6 +115,14 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
         uvloop.run(serve_generation(settings, stay_up_broken=stay_up_broken, load=load_generation))
         return
     uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
+
+
+def run_models(settings: SharedSettings, *, stay_up_broken: bool) -> None:
+    """As :func:`run`, of a worker that holds several models."""
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    from offramp_worker.shared.serve import serve_models  # which needs this module
+
+    uvloop.run(serve_models(settings, stay_up_broken=stay_up_broken))
 
 
 async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
@@ -175,14 +190,17 @@ def tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     loop.call_soon_threadsafe(stop.set)
 
 
-class Loading(Protocol):
-    """A worker, whatever it serves, as its process knows it: it has a bundle to load, and in the end audits to
-    report."""
-
-    def load(self) -> None: ...
+class Owing(Protocol):
+    """What has in the end audits to report."""
 
     @property
     def owes_audits(self) -> bool: ...
+
+
+class Loading(Owing, Protocol):
+    """A worker, whatever it serves, as its process knows it: it has a bundle to load."""
+
+    def load(self) -> None: ...
 
 
 async def load_and_wait(worker: Loading, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
@@ -200,7 +218,7 @@ async def load_and_wait(worker: Loading, stop: asyncio.Event, *, stay_up_broken:
     await stop.wait()
 
 
-async def until_pulled(worker: Loading, *, until: float) -> None:
+async def until_pulled(worker: Owing, *, until: float) -> None:
     """Give the control plane time for a last pull, where it waits for audits that are done by now."""
     loop = asyncio.get_running_loop()
     while worker.owes_audits and loop.time() < until:
@@ -208,7 +226,7 @@ async def until_pulled(worker: Loading, *, until: float) -> None:
 
 
 def connections(
-    settings: Settings, *, budget: ByteBudget, inference: Inference | None = None
+    settings: Settings, *, budget: ByteBudget, inference: Answering | None = None
 ) -> Callable[..., Connection]:
     """What handles the connections of a port, with its limits; ``inference`` is answered on the public one."""
     return partial(
@@ -273,7 +291,7 @@ async def _listen_grpc(worker: InferenceWorker, front: Front) -> Any:
     from offramp_worker.grpc.health import HealthService
     from offramp_worker.grpc.service import InferenceService, start_server
 
-    server, port = await start_server(InferenceService(worker, front), HealthService(worker), settings=settings)
+    server, port = await start_server(InferenceService(worker, front), HealthService.of(worker), settings=settings)
     log_event("listening", name="grpc", host=settings.host, port=port)
     return server
 

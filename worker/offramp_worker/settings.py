@@ -56,6 +56,8 @@ class Settings:
     """All settings of a worker process. ``public_key`` and ``token_sha256`` come together or not at all."""
 
     bundle: Path
+    #: What clients call the model; default: as its bundle does.
+    model_name: str = ""
     host: str = "0.0.0.0"  # noqa: S104 - a pod serves its network; the CLI asks for loopback
     port: int = 8080
     admin_port: int = 8081
@@ -113,7 +115,7 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         service_uid=env.get("OFFRAMP_SERVICE_UID", ""),
         uid=env.get("OFFRAMP_UID", "") or socket.gethostname(),
         public_key=_public_key(env.get("OFFRAMP_PUBLIC_KEY", "")),
-        token_sha256=_matching(env, "OFFRAMP_TOKEN_SHA256", SHA256_HEX, "64 lower-case hex digits"),
+        token_sha256=token_from(env),
         plan_file=_path(env, "OFFRAMP_PLAN_FILE"),
         state_dir=_path(env, "OFFRAMP_STATE_DIR"),
         ramp_set_store=_path(env, "OFFRAMP_RAMP_SETS"),
@@ -173,6 +175,11 @@ def _check_control_plane(settings: Settings) -> None:
         )
     if settings.public_key is not None and not settings.service_uid:
         raise InvalidArgumentError("OFFRAMP_SERVICE_UID is not set; with a public key it says whose plans to take")
+
+
+def token_from(env: Mapping[str, str]) -> str | None:
+    """The hash of the admin port's token; raises as :func:`settings_from_env` does."""
+    return _matching(env, "OFFRAMP_TOKEN_SHA256", SHA256_HEX, "64 lower-case hex digits")
 
 
 def integer_from(env: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int) -> int:

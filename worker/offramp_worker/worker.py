@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from offramp_core.bundle import profile_arrays
@@ -16,6 +17,7 @@ from offramp_worker.engine.accounts.captures import Captures
 from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.execution.turns import SharedTurn
 from offramp_worker.engine.options import EngineOptions
 from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.logs import log_event
@@ -46,10 +48,16 @@ class InferenceWorker:
     """What a process has and does. A worker whose bundle is broken stays up, unready, and says why."""
 
     def __init__(
-        self, settings: Settings, *, deliver: Callable[[list[Ticket]], None], on_lost: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        *,
+        deliver: Callable[[list[Ticket]], None],
+        on_lost: Callable[[], None] = lambda: None,
+        turn: SharedTurn | None = None,
     ) -> None:
-        """``on_lost`` is called, from another thread, when only a new process may help; ``lost`` then says why."""
-        self.settings, self._deliver, self._on_lost = settings, deliver, on_lost
+        """``on_lost`` is called, from another thread, when only a new process may help; ``lost`` then says why.
+        ``turn`` is the worker's where it shares an executor with others."""
+        self.settings, self._deliver, self._on_lost, self._turn = settings, deliver, on_lost, turn
         self.boot_id = uuid.uuid4().hex
         self.metrics = Metrics()
         self.marker = CrashMarker(settings.state_dir)
@@ -78,13 +86,15 @@ class InferenceWorker:
         settings = self.settings
         try:
             bundle = load_bundle(settings.bundle, expected_digest=settings.model_digest)
+            if settings.model_name:
+                bundle = replace(bundle, manifest=replace(bundle.manifest, name=settings.model_name))
             sessions = Sessions(bundle, threads=settings.threads)
         except InvalidBundleError as error:
             self.phase, self._reason = "broken", f"{error}; {error.remedy}"
             self._missing_device = error.device
             log_event("bundle-refused", level="error", reason=str(error))
             raise
-        _return_memory()
+        return_memory()
         engine = Engine(
             bundle,
             sessions,
@@ -94,6 +104,7 @@ class InferenceWorker:
             deliver=self._deliver,
             captures=self._captures(bundle),
             lost=self._give_up,
+            turn=self._turn,
         )
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
@@ -174,6 +185,10 @@ class InferenceWorker:
         """The control plane is alive and can act: it delivered a document, or pulled and confirmed it."""
         if self.engine is not None:
             self.engine.renew_lease()
+
+    def rest(self, reason: str) -> None:
+        """Before :meth:`load`: nobody loads the bundle for now, for this reason."""
+        self._reason = reason
 
     def drain(self) -> None:
         """Stop being ready; requests that still arrive are answered until the listener closes."""
@@ -282,7 +297,7 @@ def owes_audits(pulled: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
     return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in pulled)
 
 
-def _return_memory() -> None:
+def return_memory() -> None:
     """Give back what only loading needed: glibc keeps the models' copies, a tenth of a small worker's memory, in case
     somebody asks again."""
     with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such call

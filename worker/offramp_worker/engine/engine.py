@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from offramp_core.admission import Pace, QueueAdmission
 from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.plan import exits_off_plan
 from offramp_core.reasons import RequestOutcome
+from offramp_core.sharing import QUANTUM_SECONDS, Claim
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.accounts.accounts import Accounts
@@ -39,6 +41,7 @@ from offramp_worker.engine.execution.executor import Executor
 from offramp_worker.engine.execution.pace import measured_pace
 from offramp_worker.engine.execution.ramp_sets import HeldSets
 from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.execution.turns import SharedTurn
 from offramp_worker.engine.options import EngineOptions
 from offramp_worker.engine.queue.batcher import Batch, Batcher
 from offramp_worker.engine.queue.cache import PredictionCache
@@ -59,6 +62,7 @@ from offramp_worker.metrics import Metrics
 
 Array = npt.NDArray[Any]
 
+AUDITS = Claim(due=math.inf)
 INLINE_SECONDS = 0.01  # a caller of `serve` may be kept this long: an event loop that also answers health checks
 
 
@@ -80,9 +84,11 @@ class Engine:
         draw: Callable[[], float] | None = None,
         captures: Captures | None = None,
         lost: Callable[[str], None] = lambda _: None,
+        turn: SharedTurn | None = None,
     ) -> None:
         """``captures`` keeps inputs that may train other heads. ``lost`` is called, from another thread, once the
-        executor has failed for so long that only a new process may help.
+        executor has failed for so long that only a new process may help. ``turn`` is this engine's on an executor that
+        it shares with other engines.
         """
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
         self.task, self.outputs, self.max_rows = bundle.task, bundle.manifest.output_names, options.max_queue_rows
@@ -120,11 +126,12 @@ class Engine:
         self._deadlines = Deadlines(everyones=options.everyones_deadline, clock=clock)
         self._executor = Executor(self.sets, deadlines=self._deadlines)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
-        self._turn = threading.Lock()  # held while a batch, an audit or a probe runs
+        self._turn = turn or threading.Lock()  # held while a batch, an audit or a probe runs
         self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
         self._batches, self.pace = 0, 0.0
         self._abandon_audits = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        run = self._run if turn is None else partial(self._run_in_turn, turn)
+        self._thread = threading.Thread(target=run, name="engine", daemon=True)
         self._utility = self._show()
 
     def _show(self) -> RampUtility:
@@ -300,6 +307,27 @@ class Engine:
                     self._desk.step()
                 elif self._batcher.finished:
                     return
+                if self._desk.pressing and not self._audits_wait:
+                    self._desk.step()
+
+    def _run_in_turn(self, turn: SharedTurn) -> None:
+        """As :meth:`_run`, of an engine that shares its executor: a batch is cut once its turn has come, and is a short
+        one where others wait. Audits are work that nobody waits for."""
+        most = max(1, rows_within(self.bundle.profile, seconds=QUANTUM_SECONDS))
+        while True:
+            idle = len(self._desk) == 0 or self._audits_wait
+            claim = self._batcher.claim(wait=idle)
+            self._replies.give_up(self._batcher.given_up())
+            if claim is None and (idle or self._abandon_audits):
+                if self._batcher.finished:
+                    return
+                continue
+            with turn.claimed(claim or AUDITS):
+                batch = self._batcher.take(wait=False, most=most if turn.others_wait else sys.maxsize)
+                if batch is not None:
+                    self._run_batch(batch)
+                elif not idle and not self._abandon_audits:
+                    self._desk.step()
                 if self._desk.pressing and not self._audits_wait:
                     self._desk.step()
 

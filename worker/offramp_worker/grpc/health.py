@@ -32,17 +32,23 @@ class MessageSource(Protocol):
 
 
 class HealthService:
-    """The server as a whole (no name), the inference service and the model all serve while the worker is ready."""
+    """``status`` says how a service is by its name: the server as a whole has none. ``draining`` ends all watches."""
 
-    def __init__(self, worker: InferenceWorker) -> None:
-        self._worker, self._watches = worker, 0
+    def __init__(self, status: Callable[[str], int], draining: Callable[[], bool]) -> None:
+        self._status, self._draining, self._watches = status, draining, 0
 
-    def _status(self, service: str) -> int:
-        engine = self._worker.engine
-        model = engine.bundle.manifest.name if engine is not None else None
-        if service not in ("", SERVICE, model):
-            return SERVICE_UNKNOWN
-        return SERVING if self._worker.ready else NOT_SERVING
+    @staticmethod
+    def of(worker: InferenceWorker) -> HealthService:
+        """The server as a whole, the inference service and the model all serve while the worker is ready."""
+
+        def status(service: str) -> int:
+            engine = worker.engine
+            model = engine.bundle.manifest.name if engine is not None else None
+            if service not in ("", SERVICE, model):
+                return SERVICE_UNKNOWN
+            return SERVING if worker.ready else NOT_SERVING
+
+        return HealthService(status, lambda: worker.phase == "draining")
 
     async def check(self, request: Any, context: Context) -> Any:
         if request is None:
@@ -64,7 +70,7 @@ class HealthService:
         sent = None
         try:
             while True:
-                draining = self._worker.phase == "draining"
+                draining = self._draining()
                 status = self._status(request.value)
                 if status != sent:
                     sent = status

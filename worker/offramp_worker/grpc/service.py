@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -70,13 +71,32 @@ FEWEST_READERS = 2
 MOST_CALLS = 2048  # at once; each may have a window of 64 KiB in memory before it is read
 
 
-class InferenceService:
-    """The methods. Each takes a request message and the call's context."""
+class Methods(ABC):
+    """The methods of the service. Each takes a request message and the call's context."""
 
-    def __init__(self, worker: InferenceWorker, front: Front) -> None:
-        self._worker, self._front = worker, front
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="messages")
-        self._unread = 0  # bytes of the messages that wait for it
+    @abstractmethod
+    async def server_live(self, _: Message, __: Context) -> Message: ...
+
+    @abstractmethod
+    async def server_ready(self, _: Message, __: Context) -> Message: ...
+
+    @abstractmethod
+    async def model_ready(self, request: Message, context: Context) -> Message: ...
+
+    @abstractmethod
+    async def model_metadata(self, request: Message, context: Context) -> Message: ...
+
+    @abstractmethod
+    async def model_infer(self, request: Message, context: Context) -> Message: ...
+
+    @abstractmethod
+    async def refuse(
+        self, context: Context, code: StatusCode, error: str, *, retry_after: int | None = None, inference: bool = True
+    ) -> NoReturn:
+        """End a call; only those that ask for inference are counted."""
+
+    async def server_metadata(self, _: Message, __: Context) -> Message:
+        return message("ServerMetadataResponse")(**server_metadata())
 
     def readable(self, method: Method) -> Callable[[Message | None, Context], Awaitable[Message]]:
         """The method, for bytes that may be no message."""
@@ -84,10 +104,19 @@ class InferenceService:
         async def call(request: Message | None, context: Context) -> Message:
             if request is None:
                 error = "the request is no message of the protocol"
-                await self._refuse(context, StatusCode.INVALID_ARGUMENT, error, inference=method == self.model_infer)
+                await self.refuse(context, StatusCode.INVALID_ARGUMENT, error, inference=method == self.model_infer)
             return await method(request, context)
 
         return call
+
+
+class InferenceService(Methods):
+    """The methods, of a worker with one model."""
+
+    def __init__(self, worker: InferenceWorker, front: Front) -> None:
+        self._worker, self._front = worker, front
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="messages")
+        self._unread = 0  # bytes of the messages that wait for it
 
     async def server_live(self, _: Message, __: Context) -> Message:
         return message("ServerLiveResponse")(live=self._worker.alive)
@@ -98,9 +127,6 @@ class InferenceService:
     async def model_ready(self, request: Message, context: Context) -> Message:
         await self._engine(request.name, request.version, context, inference=False)
         return message("ModelReadyResponse")(ready=self._worker.ready)
-
-    async def server_metadata(self, _: Message, __: Context) -> Message:
-        return message("ServerMetadataResponse")(**server_metadata())
 
     async def model_metadata(self, request: Message, context: Context) -> Message:
         engine = await self._engine(request.name, request.version, context, inference=False)
@@ -113,10 +139,10 @@ class InferenceService:
             parsed = self._front.named(await self._read(engine, request))
             ticket = self._front.submit(engine, parsed, done=answered.set_result)
         except BadRequestError as error:
-            await self._refuse(context, StatusCode.INVALID_ARGUMENT, str(error))
+            await self.refuse(context, StatusCode.INVALID_ARGUMENT, str(error))
         except OverloadedError as error:
             code = StatusCode.UNAVAILABLE if isinstance(error, UnableError) else StatusCode.RESOURCE_EXHAUSTED
-            await self._refuse(context, code, str(error), retry_after=error.retry_after_seconds)
+            await self.refuse(context, code, str(error), retry_after=error.retry_after_seconds)
         try:
             await answered
         except asyncio.CancelledError:  # the client has gone away, or its deadline has passed
@@ -172,10 +198,10 @@ class InferenceService:
     async def _engine(self, model: str, version: str, context: Context, *, inference: bool = True) -> Engine:
         engine = self._worker.engine
         if engine is None:
-            await self._refuse(context, StatusCode.UNAVAILABLE, self._worker.reason, retry_after=1, inference=inference)
+            await self.refuse(context, StatusCode.UNAVAILABLE, self._worker.reason, retry_after=1, inference=inference)
         if model != engine.bundle.manifest.name or version not in ("", VERSION):
             name = engine.bundle.manifest.name
-            await self._refuse(
+            await self.refuse(
                 context,
                 StatusCode.NOT_FOUND,
                 f"model {shown(model)}, version {shown(version)} is unknown; this worker serves {name!r}, version "
@@ -184,10 +210,9 @@ class InferenceService:
             )
         return engine
 
-    async def _refuse(
+    async def refuse(
         self, context: Context, code: StatusCode, error: str, *, retry_after: int | None = None, inference: bool = True
     ) -> NoReturn:
-        """End a call; only those that ask for inference are counted."""
         shed = code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
         if inference:
             self._worker.metrics.requests[RequestOutcome.REJECTED if shed else RequestOutcome.INVALID].inc()
@@ -341,7 +366,7 @@ class MessageReader:
         return request
 
 
-async def start_server(service: InferenceService, health: HealthService, *, settings: Settings) -> tuple[Any, int]:
+async def start_server(service: Methods, health: HealthService, *, settings: Settings) -> tuple[Any, int]:
     """Listen for gRPC; the server and its port.
 
     Raises
@@ -394,7 +419,7 @@ def _reader(name: str) -> Callable[[bytes], Message | None]:
     return read
 
 
-def _methods(service: InferenceService) -> dict[str, Method]:
+def _methods(service: Methods) -> dict[str, Method]:
     return {
         "ServerLive": service.server_live,
         "ServerReady": service.server_ready,

@@ -2,7 +2,7 @@
 hold.
 
 uvicorn parses, keeps alive, pipelines and drains, and everything but inference goes to the ASGI application. A request
-for :class:`Inference` is answered from here in one write: a task, its events and two checked messages would cost more
+for inference is answered from here in one write: a task, its events and two checked messages would cost more
 than reading its tensors. Measured figures: docs/decisions/0020.
 
 A client may ask for another protocol (``Connection: Upgrade``, ``Upgrade: h2c``, as Java's does by default). There is
@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from offramp_worker.http.bodies import Headers
 from offramp_worker.http.budget import ByteBudget
-from offramp_worker.http.inference import Inference, Pending, is_inference
+from offramp_worker.http.inference import Answering, is_inference
 from offramp_worker.http.refusals import Refusals, Response
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -78,7 +78,7 @@ class Connection(HttpToolsProtocol):
     def __init__(
         self,
         *,
-        inference: Inference | None,
+        inference: Answering | None,
         refusals: Refusals,
         budget: ByteBudget,
         idle_seconds: float,
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         self._budget, self._held = budget, 0  # bytes of the bodies that wait here or are being answered
         self._starved_since: float | None = None  # for room in the budget
         self._exchange: Exchange | None = None  # the inference request that is first in line
-        self._pending: Pending | None = None
+        self._pending: Any = None
         self._head_bytes = 0  # of a head that is still incomplete
         self._waits_since: float | None = self.loop.time()  # for the rest of a request, at first for any
         self._unsent_since: float | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import orjson
@@ -65,6 +65,20 @@ Pending = Ticket | PendingRequest
 def is_inference(method: bytes, url: bytes) -> bool:
     """Whether a request is for :class:`Inference`."""
     return method == b"POST" and url.startswith(PREFIX) and url.partition(b"?")[0].endswith(SUFFIX)
+
+
+class Answering(Protocol):
+    """What answers inference requests of a port. ``refusals`` says what a connection itself refuses, and a body may
+    have ``max_body_bytes``."""
+
+    refusals: Refusals
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    def answer(self, path: str, headers: Headers, body: bytes | bytearray, reply: Reply) -> Any | None: ...
+
+    def cancel(self, pending: Any, *, gone: Callable[[], None]) -> None: ...
 
 
 class Inference:

@@ -8,6 +8,7 @@ What to run, whom to admit and how large batches may be are pure functions in :m
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from bisect import bisect_left, insort
@@ -18,6 +19,7 @@ import numpy as np
 
 from offramp_core.admission import Entry, QueueAdmission, due_after, forecast
 from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
+from offramp_core.sharing import Claim
 from offramp_worker.engine.queue.tickets import Array, OverloadedError, Ticket, UnableError
 
 
@@ -185,28 +187,20 @@ class Batcher:
 
     # --- called by whoever runs batches -------------------------------------------------------------------
 
-    def take(self, *, wait: bool) -> Batch | None:
-        """The next batch. None when there is none yet; with ``wait`` at a :meth:`wake`, when none will ever come, or
-        for :meth:`given_up`."""
+    def take(self, *, wait: bool, most: int = sys.maxsize) -> Batch | None:
+        """The next batch, of at most so many rows. None when there is none yet; with ``wait`` at a :meth:`wake`, when
+        none will ever come, or for :meth:`given_up`."""
         with self._changed:
-            while True:
-                now = self._clock()
-                self._expire(now)
-                decision = self._decide(now)
-                if isinstance(decision, Drop):
-                    self._give_up(self._first_lane().tickets[0])
-                    continue
-                if isinstance(decision, Start):
-                    return self._cut(*self._in_turn(), decision.rows, now)
-                self._busy = False  # nothing waits, or it waits for a batch to fill
-                if not wait:
-                    return None
-                if self._given_up or self._woken or (self._closed and not self._rows):
-                    self._woken = False
-                    return None
-                until = math.inf if decision is None else decision.until
-                until = min(until, self._next_expiry)
-                self._changed.wait(None if until == math.inf else until - now)
+            start, now = self._start(wait=wait)
+            return None if start is None else self._cut(*self._in_turn(), min(most, start.rows), now)
+
+    def claim(self, *, wait: bool) -> Claim | None:
+        """What the next batch asks for, which is not taken yet; None as of :meth:`take`."""
+        with self._changed:
+            start, _ = self._start(wait=wait)
+            if start is None:
+                return None
+            return Claim(self._first_lane().tickets[0].run_by, self._door.pace.seconds[start.rows])
 
     def given_up(self) -> list[Ticket]:
         """Requests whose time ran out since the last call; their rows that waited will not run."""
@@ -318,6 +312,27 @@ class Batcher:
         lane = self._lanes[never_exit]
         behind = [t for t in lane.tickets if t.priority != first.priority]
         return lane, [*(rivals[i] for i in order if rivals[i].never_exit == never_exit), *behind]
+
+    def _start(self, *, wait: bool) -> tuple[Start | None, float]:
+        """The decision to begin a batch, and when; None as of :meth:`take`."""
+        while True:
+            now = self._clock()
+            self._expire(now)
+            decision = self._decide(now)
+            if isinstance(decision, Drop):
+                self._give_up(self._first_lane().tickets[0])
+                continue
+            if isinstance(decision, Start):
+                return decision, now
+            self._busy = False  # nothing waits, or it waits for a batch to fill
+            if not wait:
+                return None, now
+            if self._given_up or self._woken or (self._closed and not self._rows):
+                self._woken = False
+                return None, now
+            until = math.inf if decision is None else decision.until
+            until = min(until, self._next_expiry)
+            self._changed.wait(None if until == math.inf else until - now)
 
     def _decide(self, now: float) -> Decision | None:
         if not self._rows:

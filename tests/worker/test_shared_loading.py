@@ -1,0 +1,279 @@
+"""Models come into memory and leave it beside serving, within a bound, and no request is lost for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bundles
+import httpx
+import pytest
+from processes import document, infer_json, plan_for
+from shared import SharedProcess, shared, write_models
+
+from offramp_worker.http.refusals import Response
+from offramp_worker.shared.inference import SharedInference
+from offramp_worker.shared.model import Model, Waiting
+from offramp_worker.shared.repository import Repository, UnavailableError
+from offramp_worker.shared.settings import shared_settings
+
+MB = 10**6
+NAMES = ("a", "b", "c", "d")
+FILE_BYTES = 40 * MB
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles of 40 MB each, nearly all of it a file that nobody reads: far more than a tiny model's own memory. So
+    what they are counted for is the same on every machine: 40 MB, and 80 before they were ever loaded."""
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(NAMES):
+        bundle = bundles.write_bundle(folder / name, seed=seed)
+        with (bundle / "notes.bin").open("wb") as file:
+            file.truncate(FILE_BYTES - sum(f.stat().st_size for f in bundle.iterdir()))
+    return folder
+
+
+def listed(folder: Path, *names: str, **fields: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "bundle": str(folder / name), **fields} for name in names]
+
+
+def loaded(worker: SharedProcess) -> set[str]:
+    return {name for name, entry in worker.index().items() if entry["state"] == "READY"}
+
+
+@pytest.mark.slow
+def test_a_model_that_is_asked_for_comes_back_and_the_least_asked_for_leaves(folder: Path, tmp_path: Path) -> None:
+    file = write_models(tmp_path, listed(folder, *NAMES))
+    with shared(file, env={"OFFRAMP_MODELS_BYTES": str(130 * MB)}) as worker:
+        assert loaded(worker) == {"a", "b"}, "what fits, in the order of the file"
+        for _ in range(3):
+            worker.answer("b", bundles.inputs(1))
+        worker.answer("c", bundles.inputs(1))
+        assert loaded(worker) == {"b", "c"}
+        assert worker.metric("earlyexit_model_evictions_total", model="a") == 1
+        assert worker.metric("earlyexit_model_cold_requests_total", model="c", outcome="waited") == 1
+        assert worker.metric("earlyexit_model_bytes", model="c") == FILE_BYTES
+        worker.answer("a", bundles.inputs(1))
+        assert loaded(worker) == {"a", "b", "c"}, "its size is known by now, and fits"
+        assert worker.events("model-evicted")[0]["wanted"] == "c"
+
+
+@pytest.mark.slow
+def test_nobody_loses_a_request_while_all_models_push_each_other_out(folder: Path, tmp_path: Path) -> None:
+    """Four clients ask four models, one request after the other; there is memory for one or two."""
+    file = write_models(tmp_path, listed(folder, *NAMES))
+    statuses: dict[str, list[int]] = {name: [] for name in NAMES}
+    env = {"OFFRAMP_MODELS_BYTES": str(85 * MB), "OFFRAMP_LOAD_WAIT_SECONDS": "120"}
+    with shared(file, env=env) as worker:
+
+        def ask(name: str) -> None:
+            with httpx.Client(base_url=worker.public.base_url, timeout=120) as client:
+                for _ in range(12):
+                    reply = client.post(f"/v2/models/{name}/infer", json=infer_json(bundles.inputs(2)))
+                    statuses[name].append(reply.status_code)
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in NAMES]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        evictions = sum(worker.metric("earlyexit_model_evictions_total", model=name) for name in NAMES)
+        held = sum(worker.metric("earlyexit_model_bytes", model=name) for name in NAMES)
+    assert statuses == {name: [200] * 12 for name in NAMES}
+    assert evictions >= 2 and held <= 85 * MB
+
+
+@pytest.mark.slow
+def test_what_is_kept_loaded_stays_and_who_has_no_room_is_told(folder: Path, tmp_path: Path) -> None:
+    file = write_models(tmp_path, [*listed(folder, "a", "b", keepLoaded=True), *listed(folder, "c")])
+    with shared(file, env={"OFFRAMP_MODELS_BYTES": str(120 * MB)}) as worker:
+        assert loaded(worker) == {"a", "b"}
+        refused = worker.ask("c", bundles.inputs(1))
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "30"
+        assert "OFFRAMP_MODELS_BYTES" in refused.json()["error"]
+        assert worker.load("c").status_code == 503
+        worker.unload("b").raise_for_status()
+        worker.answer("c", bundles.inputs(1))
+        assert loaded(worker) == {"a", "c"}
+
+
+@pytest.mark.slow
+def test_a_model_evicted_in_mid_canary_takes_its_document_again_and_the_others_lose_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = write_models(tmp_path, listed(folder, "a", "b", "c", serviceUid="uid"))
+    sent = {
+        name: document(
+            plan_for(folder / name),
+            canary=plan_for(folder / name, {"r00-grid": "0.5"}),
+            weight=100,
+            epoch=4,
+            audit_rate=1.0,
+            accuracy_budget=0.9,
+            service_uid="uid",
+        )
+        for name in ("a", "b")
+    }
+    env = {"OFFRAMP_MODELS_BYTES": str(130 * MB), "OFFRAMP_STATE_DIR": str(tmp_path / "state")}
+    with shared(file, env=env) as worker:
+        for name, requests in (("a", 1), ("b", 60)):  # of popularity: reloads of the two differ by less than that
+            worker.deliver_to(name, sent[name]).raise_for_status()
+            for _ in range(requests):
+                worker.answer(name, bundles.inputs(1))
+        first = worker.state_of("a")
+        worker.answer("c", bundles.inputs(1))
+        assert worker.index()["a"]["state"] == "UNAVAILABLE"
+        assert worker.answer("b", bundles.inputs(1))["parameters"]["arm"] == "canary", "b goes on as it was"
+        cold = worker.deliver_to("a", sent["a"])
+        assert cold.status_code == 503 and "not loaded" in cold.json()["error"]
+        assert worker.answer("a", bundles.inputs(1))["parameters"]["epoch"] == 0, "exits are off until it is told again"
+        worker.deliver_to("a", sent["a"]).raise_for_status()
+        assert worker.answer("a", bundles.inputs(1))["parameters"]["arm"] == "canary"
+        again = worker.state_of("a")
+        assert first.boot_id != again.boot_id, "to its control plane it is a worker that has restarted"
+        assert again.crashed_epoch is None, "and that did not crash"
+
+
+class _Client:
+    """A request that waits, and what became of it."""
+
+    def __init__(self) -> None:
+        self.answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def waiting(self) -> Waiting:
+        return Waiting(
+            go=lambda: self.answered.set_result("goes on"),
+            refuse=lambda error, again: self.answered.set_result(f"{error}; again in {again}"),
+        )
+
+
+def run(folder: Path, tmp_path: Path, story: Callable[[Repository, Model], Any], **env: str) -> None:
+    """A story about a repository whose model ``a`` is not loaded."""
+    file = write_models(tmp_path, listed(folder, "a"))
+
+    async def begin() -> None:
+        repository = Repository(shared_settings({"OFFRAMP_MODELS": str(file), **env}), on_lost=pytest.fail)
+        try:
+            await story(repository, repository.models["a"])
+        finally:
+            repository.drain()
+            await repository.close(seconds=10)
+
+    asyncio.run(begin())
+
+
+def test_only_so_many_wait_and_all_of_them_go_on(folder: Path, tmp_path: Path) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        clients = [_Client(), _Client()]
+        for client in clients:
+            repository.wait_for(model, client.waiting())
+        with pytest.raises(UnavailableError, match="2 requests wait for model 'a'") as refused:
+            repository.wait_for(model, _Client().waiting())
+        assert refused.value.retry_after == 3, "the two seconds that a first load is expected to take, and half more"
+        assert [await client.answered for client in clients] == ["goes on", "goes on"]
+        assert (model.ready, model.loads, model.waited, model.turned_away) == (True, 1, 2, 1)
+
+    run(folder, tmp_path, story, OFFRAMP_LOAD_WAITING="2")
+
+
+def test_who_would_wait_too_long_is_told_when_to_come_and_the_model_is_there_by_then(
+    folder: Path, tmp_path: Path
+) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        with pytest.raises(UnavailableError, match=r"takes about 2\.0 s more") as refused:
+            repository.wait_for(model, _Client().waiting())
+        assert refused.value.retry_after == 3
+        await repository.load(model)
+        assert (model.ready, model.loads) == (True, 1), "the load that the refused request began, and no other"
+
+    run(folder, tmp_path, story, OFFRAMP_LOAD_WAIT_SECONDS="0.5")
+
+
+def test_who_has_waited_as_long_as_one_may_is_refused_and_leaves_the_line(folder: Path, tmp_path: Path) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        async with repository._changing:  # another model comes or leaves meanwhile
+            client, gone = _Client(), _Client()
+            leaving = gone.waiting()
+            repository.wait_for(model, leaving)
+            repository.wait_for(model, client.waiting())
+            model.leave_line(leaving)
+            assert (await client.answered).startswith("model 'a' was not loaded within 2 s; again in")
+            assert not model.waiting and not gone.answered.done()
+        await repository.load(model)
+        assert model.waited == 0
+
+    run(folder, tmp_path, story, OFFRAMP_LOAD_WAIT_SECONDS="2")
+
+
+def test_who_waits_hears_of_an_unload_by_hand_and_of_a_shutdown(folder: Path, tmp_path: Path) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        first, second = _Client(), _Client()
+        async with repository._changing:
+            repository.wait_for(model, first.waiting())
+            unloading = asyncio.create_task(repository.unload(model))
+            await asyncio.sleep(0)
+        await unloading
+        assert "was unloaded by hand" in await first.answered
+        with pytest.raises(UnavailableError, match="by hand"):
+            repository.wait_for(model, second.waiting())
+        await repository.load(model, by_hand=True)
+        assert model.ready
+        await repository.unload(model)
+        repository.drain()
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await repository.load(model, by_hand=True)
+
+    run(folder, tmp_path, story)
+
+
+def test_a_model_leaves_only_once_it_has_answered_what_it_was_handed(folder: Path, tmp_path: Path) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        await repository.load(model)
+        model.begin()
+        unloading = asyncio.create_task(repository.unload(model))
+        while model.state != "leaving":
+            await asyncio.sleep(0)
+        assert model.doors.worker.engine is not None and not unloading.done()
+        model.end()
+        await unloading
+        assert model.state == "out" and model.doors.worker.engine is None
+
+    run(folder, tmp_path, story)
+
+
+def test_a_load_that_fails_in_any_way_is_told_to_who_waits_and_tried_again_by_hand(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        def no_memory() -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(model.doors.worker, "load", no_memory)
+            client = _Client()
+            repository.wait_for(model, client.waiting())
+            assert "model 'a' cannot be served: MemoryError()" in await client.answered
+        with pytest.raises(UnavailableError, match="MemoryError"):
+            repository.wait_for(model, client.waiting())
+        await repository.load(model, by_hand=True)
+        assert model.ready and not model.broken
+
+    run(folder, tmp_path, story)
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten(folder: Path, tmp_path: Path) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        inference, replies, gone = SharedInference(repository), list[Response](), list[bool]()
+        async with repository._changing:
+            routed = inference.answer("/v2/models/a/infer", [], b"{}", replies.append)
+            assert len(model.waiting) == 1
+            inference.cancel(routed, gone=lambda: gone.append(True))
+            assert not model.waiting and gone == [True]
+        await repository.load(model)
+        assert (model.ready, model.waited, replies) == (True, 0, [])
+
+    run(folder, tmp_path, story)

@@ -1,0 +1,166 @@
+"""One executor, several engines: whose turn is next is decided, and a batch has all that waits by then."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import bundles
+import pytest
+from engines import new_engine
+from processes import eventually
+
+from offramp_core.batching import rows_within
+from offramp_core.sharing import QUANTUM_SECONDS, Claim
+from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.execution.turns import SharedExecutor, SharedTurn
+from offramp_worker.engine.queue.tickets import Ticket
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Line:
+    """Threads that wait for turns; ``ran`` says in which order they had them."""
+
+    def __init__(self, executor: SharedExecutor, clock: Clock) -> None:
+        self.executor, self.clock = executor, clock
+        self.ran: list[str] = []
+        self.threads: list[threading.Thread] = []
+
+    def wait(self, name: str, due: float, *, seconds: float = 0.0) -> None:
+        """One more thread that waits; returns once it does."""
+        turn, before = self.executor.turn(name), self._waiting()
+
+        def run() -> None:
+            with turn.claimed(Claim(due)):
+                self.ran.append(name)
+                self.clock.now += seconds
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.threads.append(thread)
+        eventually(lambda: self._waiting() > before, what=f"{name} in line")
+
+    def _waiting(self) -> int:
+        return sum(len(line) for line in self.executor._waiting.values())
+
+    def join(self) -> list[str]:
+        for thread in self.threads:
+            thread.join()
+        return self.ran
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_of_those_who_wait_the_earliest_due_runs_next(clock: Clock) -> None:
+    executor = SharedExecutor(dict.fromkeys("abc", 1.0), clock=clock)
+    line = Line(executor, clock)
+    with executor.turn("a"):
+        line.wait("a", due=3.0)
+        line.wait("b", due=2.0)
+        line.wait("c", due=1.0)
+        line.wait("b", due=math.inf)
+    assert line.join() == ["c", "b", "a", "b"]
+
+
+def test_who_has_had_more_than_its_share_waits_for_the_others_whatever_is_due(clock: Clock) -> None:
+    executor = SharedExecutor({"flood": 1.0, "other": 1.0}, clock=clock)
+    line = Line(executor, clock)
+    with executor.turn("flood"):
+        line.wait("flood", due=-100.0, seconds=0.05)
+        line.wait("flood", due=-99.0, seconds=0.05)
+        line.wait("other", due=50.0, seconds=0.05)
+        clock.now += 3 * QUANTUM_SECONDS
+    assert line.join() == ["other", "flood", "flood"]
+    assert executor.seconds == {"flood": pytest.approx(0.16), "other": pytest.approx(0.05)}
+
+
+def test_a_turn_is_there_at_once_where_nobody_runs_and_not_where_somebody_does() -> None:
+    executor = SharedExecutor({"a": 1.0, "b": 1.0})
+    first, second = executor.turn("a"), executor.turn("b")
+    assert first.acquire(blocking=False) and not second.acquire(blocking=False)
+    first.release()
+    assert second.acquire(blocking=False)
+    second.release()
+
+
+def test_a_batch_that_fails_gives_its_turn_back() -> None:
+    executor = SharedExecutor({"a": 1.0})
+    with pytest.raises(RuntimeError), executor.turn("a").claimed(Claim(0.0)):
+        raise RuntimeError
+    assert executor.try_take("a")
+
+
+@pytest.fixture
+def pair(bundle: Bundle, sessions: Sessions) -> Any:
+    """An engine on a shared executor, what it has answered, and the turn of another."""
+    executor, answered = SharedExecutor({"a": 1.0, "b": 1.0}), list[Ticket]()
+    engine = new_engine(bundle, sessions, deliver=answered.extend, turn=executor.turn("a"))
+    engine.start()
+    yield engine, answered, executor.turn("b")
+    engine.close()
+    assert engine.join(60)
+
+
+def test_what_comes_while_another_engine_runs_is_one_batch_when_the_turn_comes(pair: Any) -> None:
+    engine, answered, other = pair
+    with other:
+        for seed in range(3):
+            engine.submit(bundles.inputs(2, seed=seed), never_exit=False)
+        assert not answered
+    eventually(lambda: len(answered) == 3, what="the answers")
+    [counts] = engine.counters.snapshot()
+    assert (counts.requests, counts.batches) == (6, 1)
+
+
+class Contended(SharedTurn):
+    """A turn for which somebody always waits."""
+
+    @property
+    def others_wait(self) -> bool:
+        return True
+
+
+def test_batches_are_short_while_others_wait(bundle: Bundle, sessions: Sessions) -> None:
+    most = max(1, rows_within(bundle.profile, seconds=QUANTUM_SECONDS))
+    executor, answered = SharedExecutor({"a": 1.0}), list[Ticket]()
+    engine = new_engine(bundle, sessions, deliver=answered.extend, turn=Contended(executor, "a"))
+    engine.start()
+    engine.submit(bundles.inputs(3 * most + 1), never_exit=False)
+    eventually(lambda: answered, what="the answer")
+    engine.close()
+    assert engine.join(60)
+    [counts] = engine.counters.snapshot()
+    assert (counts.requests, counts.batches) == (3 * most + 1, 4)
+
+
+def test_an_engine_is_served_though_another_always_has_work_that_is_due_first(pair: Any) -> None:
+    engine, answered, other = pair
+    stop = threading.Event()
+
+    def always_due() -> None:
+        while not stop.is_set():
+            with other.claimed(Claim(-math.inf)):
+                pass
+
+    rivals = [threading.Thread(target=always_due) for _ in range(2)]
+    for rival in rivals:
+        rival.start()
+    engine.submit(bundles.inputs(4), never_exit=False)
+    eventually(lambda: answered, what="the answer")
+    stop.set()
+    for rival in rivals:
+        rival.join()

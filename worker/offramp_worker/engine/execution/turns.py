@@ -1,0 +1,123 @@
+"""One executor for several engines: whoever has the turn runs. Whose turn is next says
+:mod:`offramp_core.sharing.turns`; here are the lock, the clock and those who wait."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from offramp_core.sharing import Claim, Shares, next_turn
+
+AT_ONCE = Claim(due=-math.inf)  # of a probe, which tells whether an engine still works
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    claim: Claim
+    granted: threading.Event = field(default_factory=threading.Event)
+
+
+class SharedExecutor:
+    """The turns of all engines. Safe for threads."""
+
+    def __init__(self, weights: Mapping[str, float], *, clock: Callable[[], float] = time.perf_counter) -> None:
+        """``weights`` are the shares of the engines by name."""
+        self._lock, self._clock = threading.Lock(), clock
+        self._shares = Shares(weights)
+        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._holder: str | None = None
+        self._since = 0.0
+        #: How long each engine has had the executor.
+        self.seconds = dict.fromkeys(weights, 0.0)
+
+    def turn(self, name: str) -> SharedTurn:
+        """What the engine of this name takes before it runs anything."""
+        return SharedTurn(self, name)
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether anybody waits for whoever runs now."""
+        return bool(self._waiting)
+
+    def take(self, name: str, claim: Claim) -> None:
+        """Wait for a turn."""
+        with self._lock:
+            if self._holder is None:
+                self._grant(name)
+                return
+            mine = _Waiting(claim)
+            self._waiting.setdefault(name, deque()).append(mine)
+        mine.granted.wait()
+
+    def try_take(self, name: str) -> bool:
+        """A turn, if nobody runs."""
+        with self._lock:
+            if self._holder is not None:
+                return False
+            self._grant(name)
+            return True
+
+    def give(self, name: str) -> None:
+        """The turn is over: the next one begins."""
+        with self._lock:
+            ran = self._clock() - self._since
+            self.seconds[name] += ran
+            self._shares = self._shares.after(name, ran, working=self._waiting)
+            self._holder = None
+            if not self._waiting:
+                return
+            chosen = next_turn({name: line[0].claim for name, line in self._waiting.items()}, self._shares)
+            line = self._waiting[chosen]
+            granted = line.popleft().granted
+            if not line:
+                del self._waiting[chosen]
+            self._grant(chosen)
+            granted.set()
+
+    def _grant(self, name: str) -> None:
+        self._holder, self._since = name, self._clock()
+
+
+class SharedTurn:
+    """The turns of one engine: a lock to whoever needs no more than that."""
+
+    def __init__(self, executor: SharedExecutor, name: str) -> None:
+        self._executor, self._name = executor, name
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether another engine waits for this one's turn to end."""
+        return self._executor.others_wait
+
+    @contextmanager
+    def claimed(self, claim: Claim) -> Iterator[None]:
+        """A turn, waited for with this claim."""
+        self._executor.take(self._name, claim)
+        try:
+            yield
+        finally:
+            self._executor.give(self._name)
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """As of a lock."""
+        if not blocking:
+            return self._executor.try_take(self._name)
+        self._executor.take(self._name, AT_ONCE)
+        return True
+
+    def release(self) -> None:
+        """As of a lock."""
+        self._executor.give(self._name)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        self.release()
+        return False

@@ -1,0 +1,178 @@
+"""One of several models of a worker: loaded or not, who waits for it, and its own doors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from offramp_core.sharing import Popularity
+from offramp_worker.engine.execution.turns import SharedTurn
+from offramp_worker.feedback import Feedback
+from offramp_worker.front import Front
+from offramp_worker.http.admin import admin_app
+from offramp_worker.http.bodies import App
+from offramp_worker.http.inference import Inference
+from offramp_worker.http.public import public_app
+from offramp_worker.settings import Settings
+from offramp_worker.shared.settings import ModelSettings, bundle_bytes
+from offramp_worker.tracing import Tracing
+from offramp_worker.worker import InferenceWorker
+
+if TYPE_CHECKING:
+    from offramp_worker.grpc.service import InferenceService
+
+State = Literal["out", "loading", "in", "leaving"]
+NOT_LOADED = "the model is not loaded; a request for it loads it"
+SIZE_OF_FILES = 2  # memory of a model by the bytes of its bundle, before it was measured
+
+
+class Doors:
+    """What a worker of this model alone would have: built anew each time that the model leaves, so that nothing of it
+    stays."""
+
+    def __init__(
+        self, settings: Settings, turn: SharedTurn, *, tracing: Tracing | None, on_lost: Callable[[], None]
+    ) -> None:
+        self.front = Front(asyncio.get_running_loop())
+        self.worker = InferenceWorker(settings, deliver=self.front.deliver, on_lost=on_lost, turn=turn)
+        self.worker.rest(NOT_LOADED)
+        self.worker.tracing = tracing
+        if settings.feedback_rows:
+            self.front.feedback = Feedback(rows=settings.feedback_rows, metrics=self.worker.metrics)
+        self.inference = Inference(self.worker, self.front)
+
+    @cached_property
+    def public(self) -> App:
+        """Everything of the public port under ``/v2/models/NAME`` but inference."""
+        return public_app(self.worker, self.front)
+
+    @cached_property
+    def rpc(self) -> InferenceService:
+        """Its methods over gRPC, whose library (20 MiB of memory) is loaded only for who opens that port."""
+        from offramp_worker.grpc.service import InferenceService
+
+        return InferenceService(self.worker, self.front)
+
+    @cached_property
+    def admin(self) -> App:
+        """Its admin port, for those who have its own token."""
+        return admin_app(self.worker)
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request whose model is being loaded: ``go`` once it is, or ``refuse`` with a reason and when to come again.
+    One of the two is called, once, unless it ``left``."""
+
+    go: Callable[[], None]
+    refuse: Callable[[str, int | None], None]
+    timer: asyncio.TimerHandle | None = None
+    left: bool = False
+
+    def leave(self) -> None:
+        """Nobody waits here any more."""
+        self.left = True
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+@dataclass(eq=False)
+class Model:
+    """See the module. It belongs to the event loop."""
+
+    given: ModelSettings
+    make_doors: Callable[[Model], Doors]
+    state: State = "out"
+    #: Somebody is about to load it.
+    coming: bool = False
+    #: Unloaded by hand: only by hand it comes back.
+    dismissed: bool = False
+    #: Why it could not be loaded, and when that was.
+    broken: str = ""
+    broken_at: float = 0.0
+    popularity: Popularity = field(default_factory=Popularity)
+    #: What it took in memory when it was first loaded.
+    measured_bytes: int = 0
+    #: How long that took, 0 before it was.
+    load_seconds: float = 0.0
+    loading_since: float = 0.0
+    waiting: deque[Waiting] = field(default_factory=deque)
+    loads: int = 0
+    evictions: int = 0
+    waited: int = 0
+    turned_away: int = 0
+    total_load_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.doors = self.make_doors(self)
+        self._pending, self._quiet = 0, asyncio.Event()
+        self._quiet.set()
+        self.file_bytes = bundle_bytes(self.given.settings.bundle)
+
+    @property
+    def name(self) -> str:
+        return self.given.name
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, or is expected to take."""
+        return self.measured_bytes or SIZE_OF_FILES * self.file_bytes
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request can be handed to it now."""
+        return self.state == "in"
+
+    def asked(self) -> None:
+        """A request for it has come."""
+        self.popularity = self.popularity.after(time.monotonic())
+
+    def begin(self) -> None:
+        """A request is handed to it; :meth:`end` follows."""
+        self._pending += 1
+        self._quiet.clear()
+
+    def end(self) -> None:
+        """The request has its reply, or nobody waits for one."""
+        self._pending -= 1
+        if not self._pending:
+            self._quiet.set()
+
+    async def quiet(self, *, seconds: float) -> None:
+        """Wait until it answers nothing any more, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._quiet.wait(), seconds)
+
+    def renew(self) -> None:
+        """It has left: the next time it is another worker."""
+        self.doors = self.make_doors(self)
+
+    def hand_over(self) -> None:
+        """It is loaded: those who waited go on."""
+        for waiting in self._all_waiting():
+            self.waited += 1
+            waiting.go()
+
+    def turn_away(self, reason: str, *, retry_after: int | None) -> None:
+        """It will not be loaded: tell those who wait."""
+        for waiting in self._all_waiting():
+            waiting.refuse(reason, retry_after)
+
+    def _all_waiting(self) -> list[Waiting]:
+        there = [waiting for waiting in self.waiting if not waiting.left]
+        self.waiting.clear()
+        for waiting in there:
+            waiting.leave()
+        return there
+
+    def leave_line(self, waiting: Waiting) -> None:
+        """A request that waited does not any more."""
+        waiting.leave()
+        if waiting in self.waiting:
+            self.waiting.remove(waiting)

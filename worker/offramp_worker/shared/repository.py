@@ -1,0 +1,369 @@
+"""Which of a worker's models are in memory: loads beside serving, one at a time, and evictions within the bound.
+
+Which model leaves says :mod:`offramp_core.sharing.eviction`. A model leaves once it has answered what it was handed and
+its last audits are told; a request that comes meanwhile waits, and brings it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import math
+import os
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from offramp_core.errors import InvalidBundleError, OfframpError
+from offramp_core.sharing import Held, evicted
+from offramp_worker.bundle.task import GENERATE, declared_task
+from offramp_worker.devices import open_runtime
+from offramp_worker.engine.execution.turns import SharedExecutor
+from offramp_worker.logs import log_event
+from offramp_worker.main import until_pulled
+from offramp_worker.shared.model import Doors, Model, Waiting
+from offramp_worker.shared.settings import SharedSettings
+from offramp_worker.tracing import Tracing
+from offramp_worker.worker import InferenceWorker, return_memory
+
+RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
+LEAVE_SECONDS = 12.0  # for the replies of a model that leaves
+AUDIT_SECONDS = 5.0  # then for its audits, and for a last pull of them
+FIRST_LOAD_SECONDS = 2.0  # expected, before any load was measured
+PROMISE = 1.5  # times the seconds expected: what Retry-After says
+NO_ROOM_SECONDS = 30  # Retry-After where what is kept loaded leaves no room
+
+
+class UnavailableError(OfframpError):
+    """A model cannot be loaded now; ``retry_after`` is when to ask again, None if that would not help."""
+
+    def __init__(self, message: str, *, retry_after: int | None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Repository:
+    """See the module. It belongs to the event loop; loading and finishing block threads."""
+
+    def __init__(
+        self, settings: SharedSettings, *, tracing: Tracing | None = None, on_lost: Callable[[str], None]
+    ) -> None:
+        """``on_lost`` is called when only a new process may help, with the reason."""
+        self.settings, self.tracing, self._on_lost = settings, tracing, on_lost
+        self._loop = asyncio.get_running_loop()
+        self.executor = SharedExecutor({given.name: given.share for given in settings.models})
+        self.models = {given.name: Model(given, self._doors) for given in settings.models}
+        self._changing = asyncio.Lock()  # one model comes or leaves at a time
+        self._line: list[Model] = []  # those that are to be loaded, in order
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.started = self.closing = False
+
+    def _doors(self, model: Model) -> Doors:
+        def lost() -> None:
+            self._loop.call_soon_threadsafe(self._lost, model)
+
+        return Doors(model.given.settings, self.executor.turn(model.name), tracing=self.tracing, on_lost=lost)
+
+    @property
+    def used_bytes(self) -> int:
+        """What the loaded models take."""
+        return sum(model.size_bytes for model in self.models.values() if model.state != "out")
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken: of a worker whose every model is broken, none."""
+        return self.started and not self.closing and any(not model.broken for model in self.models.values())
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready, for people."""
+        if self.closing:
+            return "the worker is shutting down"
+        if not self.started:
+            return "models are being loaded"
+        return "; ".join(model.broken for model in self.models.values() if model.broken)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is of use: of the models that are loaded, some run."""
+        loaded = [model.doors.worker.alive for model in self.models.values() if model.ready]
+        return any(loaded) or not loaded
+
+    async def start(self) -> None:
+        """Load what is kept loaded, then of the others what fits, in the order of the list. A broken bundle is told and
+        left out."""
+        await asyncio.to_thread(open_runtime)
+        for model in sorted(self.models.values(), key=lambda model: not model.given.keep_loaded):
+            bound = self.settings.memory_bytes
+            if not model.given.keep_loaded and bound is not None and self.used_bytes + model.size_bytes > bound:
+                continue
+            try:
+                await self.load(model)
+            except UnavailableError as error:
+                if not model.broken:
+                    log_event("model-unavailable", level="warning", model=model.name, reason=str(error))
+        self.started = True
+        log_event("models-loaded", loaded=[m.name for m in self.models.values() if m.ready], bytes=self.used_bytes)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def wait_for(self, model: Model, waiting: Waiting) -> None:
+        """Have a model loaded for a request that waits for it.
+
+        Raises
+        ------
+        UnavailableError
+            It is not to wait: the model cannot be loaded, that takes too long, or too many wait.
+        """
+        try:
+            self._let_wait(model)
+        except UnavailableError:
+            model.turned_away += 1
+            raise
+        model.waiting.append(waiting)
+        waiting.timer = self._loop.call_later(self.settings.load_wait_seconds, self._expire, model, waiting)
+
+    def _let_wait(self, model: Model) -> None:
+        """Have it loaded, and raise unless there is a place to wait."""
+        self._check(model)
+        expected = self.expected_seconds(model)
+        self._bring(model)
+        again = max(1, math.ceil(PROMISE * expected))
+        if expected > self.settings.load_wait_seconds:
+            raise UnavailableError(
+                f"model {model.name!r} is being loaded, which takes about {expected:.1f} s more", retry_after=again
+            )
+        if len(model.waiting) >= self.settings.load_waiting:
+            raise UnavailableError(
+                f"{len(model.waiting)} requests wait for model {model.name!r} to be loaded", retry_after=again
+            )
+
+    def expected_seconds(self, model: Model) -> float:
+        """Until a model is loaded, those before it in line included."""
+        total = 0.0
+        for other in self._line:
+            left = self._load_seconds(other)
+            if other.state == "loading":
+                left = max(0.0, left - (time.monotonic() - other.loading_since))
+            total += left
+            if other is model:
+                return total
+        return total + self._load_seconds(model)
+
+    def _load_seconds(self, model: Model) -> float:
+        """As the last time; before the first, as other models by their bytes."""
+        if model.load_seconds:
+            return model.load_seconds
+        known = [other for other in self.models.values() if other.load_seconds]
+        if not known:
+            return FIRST_LOAD_SECONDS
+        by_byte = sum(m.load_seconds for m in known) / max(1, sum(m.file_bytes for m in known))
+        return by_byte * model.file_bytes
+
+    def _expire(self, model: Model, waiting: Waiting) -> None:
+        """A request has waited as long as one may."""
+        if waiting.left or waiting not in model.waiting:
+            return
+        model.leave_line(waiting)
+        model.turned_away += 1
+        again = max(1, math.ceil(PROMISE * self.expected_seconds(model)))
+        waiting.refuse(f"model {model.name!r} was not loaded within {self.settings.load_wait_seconds:g} s", again)
+
+    def _bring(self, model: Model) -> None:
+        """Have it loaded, unless somebody does so already."""
+        if not model.coming and model not in self._line:
+            model.coming = True
+            self._begin(self._load_for_requests(model))
+
+    async def _load_for_requests(self, model: Model) -> None:
+        model.coming = False  # from now on it is in line
+        with contextlib.suppress(UnavailableError):  # those who wait were told
+            await self.load(model)
+
+    # --- coming and leaving -----------------------------------------------------------------------
+
+    def _check(self, model: Model) -> None:
+        """Whether it may be loaded at all."""
+        if self.closing:
+            raise UnavailableError("the worker is shutting down; try another one", retry_after=1)
+        if model.dismissed:
+            raise UnavailableError(_dismissed(model), retry_after=None)
+        since = time.monotonic() - model.broken_at
+        if model.broken and since < RELOAD_SECONDS:
+            raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS - since))
+
+    async def load(self, model: Model, *, by_hand: bool = False) -> None:
+        """Bring a model into memory, others out of it if need be. Returns once it serves.
+
+        Raises
+        ------
+        UnavailableError
+            Its bundle is broken, or there is no room. ``by_hand`` it is tried in spite of an earlier failure.
+        """
+        if by_hand:
+            model.dismissed, model.broken = False, ""
+        self._line.append(model)
+        try:
+            async with self._changing:
+                self._check(model)
+                if not model.ready:
+                    await self._make_room(model)
+                    await self._load(model)
+        except UnavailableError as error:
+            model.turn_away(str(error), retry_after=error.retry_after)
+            raise
+        finally:
+            self._line.remove(model)
+        await self._keep_within_bound(model)
+
+    async def unload(self, model: Model) -> None:
+        """By hand: a model leaves memory, and stays out until it is loaded by hand."""
+        model.dismissed = True
+        async with self._changing:
+            await self._leave(model)
+        model.turn_away(_dismissed(model), retry_after=None)
+
+    async def _load(self, model: Model) -> None:
+        model.state, model.loading_since, before = "loading", time.monotonic(), resident_bytes()
+        model.doors.worker.rest("the bundle is being loaded")
+        try:
+            await asyncio.to_thread(_load, model.doors.worker)
+        except Exception as error:  # whatever a bundle does, the others go on
+            self._mark_broken(model, str(error) or repr(error))
+            raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS)) from error
+        model.load_seconds = time.monotonic() - model.loading_since
+        model.total_load_seconds += model.load_seconds
+        grown = resident_bytes() - before
+        model.measured_bytes = model.measured_bytes or max(
+            model.file_bytes, grown
+        )  # later what is served grows as well
+        model.state, model.broken = "in", ""
+        model.loads += 1
+        log_event("model-loaded", model=model.name, seconds=round(model.load_seconds, 3), bytes=model.size_bytes)
+        model.hand_over()
+
+    def _mark_broken(self, model: Model, reason: str) -> None:
+        model.state = "out"
+        model.doors.worker.rest(reason)
+        model.broken, model.broken_at = f"model {model.name!r} cannot be served: {reason}", time.monotonic()
+        log_event("model-broken", level="error", model=model.name, reason=reason)
+
+    async def _make_room(self, model: Model) -> None:
+        bound = self.settings.memory_bytes
+        if bound is None:
+            return
+        leaving = evicted(self._held(), needed_bytes=self.used_bytes + model.size_bytes - bound)
+        if leaving is None:
+            raise UnavailableError(
+                f"model {model.name!r} needs {model.size_bytes} bytes, and what is kept loaded leaves less of the "
+                f"{bound} that there are (OFFRAMP_MODELS_BYTES)",
+                retry_after=NO_ROOM_SECONDS,
+            )
+        for name in leaving:
+            await self._evict(self.models[name], wanted=model.name)
+
+    async def _keep_within_bound(self, model: Model) -> None:
+        """A model may take more than was expected: then others leave, or where that does not do, itself."""
+        bound = self.settings.memory_bytes
+        async with self._changing:
+            if bound is None or self.used_bytes <= bound or not model.ready:
+                return
+            others = [held for held in self._held() if held.name != model.name]
+            leaving = evicted(others, needed_bytes=self.used_bytes - bound)
+            if leaving is None:
+                await self._leave(model)
+                self._mark_broken(model, f"it takes {model.size_bytes} bytes of the {bound} of OFFRAMP_MODELS_BYTES")
+                raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
+            for name in leaving:
+                await self._evict(self.models[name], wanted=model.name)
+
+    def _held(self) -> list[Held]:
+        now = time.monotonic()
+        return [
+            Held(m.name, m.size_bytes, m.load_seconds, m.popularity.rate(now), kept=m.given.keep_loaded)
+            for m in self.models.values()
+            if m.ready
+        ]
+
+    async def _evict(self, model: Model, *, wanted: str) -> None:
+        log_event("model-evicted", model=model.name, bytes=model.size_bytes, wanted=wanted)
+        model.evictions += 1
+        await self._leave(model)
+        if model.waiting:
+            self._bring(model)
+
+    async def _leave(self, model: Model) -> None:
+        """Answer what it was handed, finish and tell its audits, and forget it."""
+        if model.state != "in":
+            return
+        model.state = "leaving"
+        await model.quiet(seconds=LEAVE_SECONDS)
+        worker = model.doors.worker
+        worker.drain()
+        await asyncio.to_thread(worker.finish, seconds=AUDIT_SECONDS)
+        await until_pulled(worker, until=self._loop.time() + AUDIT_SECONDS)
+        del worker
+        model.renew()
+        model.state = "out"
+        await asyncio.to_thread(_forget)
+
+    def _lost(self, model: Model) -> None:
+        """Every run of a model has failed for too long. If others run, that is its own; else the device may be gone for
+        this process."""
+        reason, others = model.doors.worker.lost, [m for m in self.models.values() if m is not model and m.ready]
+        if any(not other.doors.worker.failing for other in others):
+            self._begin(self._quarantine(model, reason))
+        else:
+            self._on_lost(reason)
+
+    async def _quarantine(self, model: Model, reason: str) -> None:
+        async with self._changing:
+            await self._leave(model)
+            self._mark_broken(model, reason)
+        model.turn_away(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self, *, seconds: float) -> None:
+        """After the last request: every model finishes its audits, all within ``seconds``."""
+        for model in self.models.values():
+            model.turn_away("the worker is shutting down; try another one", retry_after=1)
+        workers = [model.doors.worker for model in self.models.values()]
+        await asyncio.gather(*(asyncio.to_thread(worker.finish, seconds=seconds) for worker in workers))
+
+    def drain(self) -> None:
+        """Take nothing new that has to be loaded; what is loaded answers until the listener closes."""
+        self.closing = True
+        for model in self.models.values():
+            model.doors.worker.drain()
+
+    @property
+    def owes_audits(self) -> bool:
+        """Whether any model's control plane waits for audits that are done by now."""
+        return any(model.doors.worker.owes_audits for model in self.models.values())
+
+
+def _dismissed(model: Model) -> str:
+    return f"model {model.name!r} was unloaded by hand; POST /v2/repository/models/{model.name}/load brings it back"
+
+
+def _load(worker: InferenceWorker) -> None:
+    if declared_task(worker.settings.bundle) == GENERATE:
+        raise InvalidBundleError("manifest.json: its task is generate; serve it alone")
+    worker.load()
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _forget() -> None:
+    """What an engine held goes with its last reference; cycles and the C library keep it longer."""
+    gc.collect()
+    return_memory()

@@ -1,0 +1,115 @@
+"""The process of a worker with several models: two or three ports, one event loop, one executor."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import offramp_worker
+from offramp_core.errors import InvalidBundleError
+from offramp_worker.http.budget import ByteBudget
+from offramp_worker.logs import log_event
+from offramp_worker.main import (
+    REPLY_SECONDS,
+    TELL_SECONDS,
+    connections,
+    listen,
+    on_signals,
+    until_pulled,
+)
+from offramp_worker.shared.http import admin_port, public_port
+from offramp_worker.shared.inference import SharedInference
+from offramp_worker.shared.repository import Repository
+from offramp_worker.shared.settings import SharedSettings
+from offramp_worker.tracing import Tracing
+from offramp_worker.worker import ExecutorLostError
+
+
+async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> None:
+    """Serve until a signal, then drain; errors as :func:`offramp_worker.main.run` has them, of a worker whose every
+    bundle is broken."""
+    loop, stop, process = asyncio.get_running_loop(), asyncio.Event(), settings.process
+    lost: list[str] = []
+
+    def give_up(reason: str) -> None:
+        lost.append(reason)
+        stop.set()
+
+    repository = Repository(settings, tracing=_tracing(settings), on_lost=give_up)
+    on_signals(loop, stop)
+    inference, budget = SharedInference(repository), ByteBudget(process.max_bodies_bytes)
+    public, public_task = await listen(
+        "public",
+        public_port(repository),
+        process.host,
+        process.port,
+        protocol=connections(process, budget=budget, inference=inference),
+    )
+    rpc = await _listen_grpc(repository)
+    admin, admin_task = None, None
+    if settings.has_admin_port:
+        admin, admin_task = await listen(
+            "admin",
+            admin_port(repository),
+            process.host,
+            process.admin_port,
+            protocol=connections(process, budget=budget),
+        )
+    try:
+        await _load_and_wait(repository, stop, stay_up_broken=stay_up_broken)
+    finally:
+        repository.drain()
+        log_event("draining")
+        deadline = loop.time() + process.drain_seconds
+        public.should_exit = True
+        if rpc is not None:
+            await rpc.stop(REPLY_SECONDS)
+        await public_task
+        await repository.close(seconds=max(1.0, deadline - loop.time()))
+        await until_pulled(repository, until=min(deadline, loop.time() + TELL_SECONDS))
+        if admin is not None and admin_task is not None:
+            admin.should_exit = True
+            await admin_task
+        if repository.tracing is not None:
+            await asyncio.to_thread(repository.tracing.close)
+        log_event("stopped", models={m.name: m.doors.worker.metrics.row_outcomes() for m in repository.models.values()})
+    if lost:
+        raise ExecutorLostError(lost[0])
+
+
+async def _load_and_wait(repository: Repository, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
+    loading = asyncio.create_task(repository.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        repository.closing = True  # what loads ends its load
+    await loading
+    if not repository.ready and not stop.is_set() and not stay_up_broken:
+        stopping.cancel()
+        raise InvalidBundleError(repository.reason)
+    await stopping
+
+
+def _tracing(settings: SharedSettings) -> Tracing | None:
+    process = settings.process
+    if process.tracing != "otlp":
+        return None
+    return Tracing(
+        service=process.service or "offramp-worker", instance=process.uid, version=offramp_worker.__version__
+    )
+
+
+async def _listen_grpc(repository: Repository) -> Any:
+    """Open the gRPC port if there is to be one. The library (20 MiB of memory) is loaded only then."""
+    process = repository.settings.process
+    if process.grpc_port is None:
+        return None
+    from offramp_worker.grpc.health import HealthService
+    from offramp_worker.grpc.service import start_server
+    from offramp_worker.shared.grpc import SharedInferenceService, health
+
+    service = HealthService(partial(health, repository), lambda: repository.closing)
+    server, port = await start_server(SharedInferenceService(repository), service, settings=process)
+    log_event("listening", name="grpc", host=process.host, port=port)
+    return server

@@ -1,0 +1,218 @@
+"""Settings of a worker that holds several models.
+
+| variable | meaning |
+|---|---|
+| OFFRAMP_MODELS | file that lists the models, in the place of OFFRAMP_BUNDLE |
+| OFFRAMP_MODELS_BYTES | memory for all loaded models; without it all of them are kept loaded |
+| OFFRAMP_LOAD_WAIT_SECONDS | how long a request may wait for its model to be loaded; default 10 |
+| OFFRAMP_LOAD_WAITING | requests of one model that may wait so; default 64 |
+| OFFRAMP_TOKEN_SHA256 | opens the admin port; its bearer may load and unload models, and is that of a model without one
+of its own |
+| OFFRAMP_PUBLIC_KEY | signs plans of models without a key of their own |
+
+The file is JSON: ``{"models": [{"name": "digits", "bundle": "digits-bundle"}]}``. What else a model may have is
+:class:`ListedModel`. All other variables of :mod:`offramp_worker.settings` hold for every model; those of one service
+(OFFRAMP_SERVICE, OFFRAMP_SERVICE_UID, OFFRAMP_PLAN_FILE, OFFRAMP_MODEL_DIGEST) are in the file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_worker.documents import parse_document
+from offramp_worker.settings import MAX_CACHE_BYTES, Settings, integer_from, seconds_from, settings_from_env, token_from
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+MAX_FILE_BYTES = 2**20
+MOST_MODELS = 1000
+OF_ONE_SERVICE = ("OFFRAMP_SERVICE", "OFFRAMP_SERVICE_UID", "OFFRAMP_PLAN_FILE", "OFFRAMP_MODEL_DIGEST")
+OF_ALL = ("OFFRAMP_TOKEN_SHA256", "OFFRAMP_PUBLIC_KEY")
+
+
+class ListedModel(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A model of the file."""
+
+    #: What clients call it.
+    name: str
+    #: Folder of its bundle; relative to the file.
+    bundle: str
+    #: Of the executor, where several models want it: in proportion to the other models' shares.
+    share: float = 1.0
+    #: Whether it stays in memory whatever others need.
+    keep_loaded: bool = False
+    #: Its latency objective; default: OFFRAMP_LATENCY_SECONDS.
+    latency_seconds: float | None = None
+    #: service, service_uid: whose plans it takes; none without a uid.
+    service: str = ""
+    service_uid: str = ""
+    #: public_key, token_sha256: of its own admin door, as the variables of these names.
+    public_key: str = ""
+    token_sha256: str = ""
+    #: File with its signed plan document.
+    plan_file: str = ""
+    #: The backbone digest that it must have.
+    model_digest: str = ""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    models: list[ListedModel]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """One model: ``settings`` are those of a worker that served it alone."""
+
+    name: str
+    settings: Settings
+    share: float
+    keep_loaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSettings:
+    """Settings of the process. ``process`` has what all models have in common, and the token of the repository."""
+
+    process: Settings
+    models: tuple[ModelSettings, ...]
+    memory_bytes: int | None = None
+    load_wait_seconds: float = 10.0
+    load_waiting: int = 64
+
+    @property
+    def has_admin_port(self) -> bool:
+        """Whether anybody may ask there for anything."""
+        tokens = (self.process.token_sha256, *(model.settings.token_sha256 for model in self.models))
+        return any(token is not None for token in tokens)
+
+
+def shared_settings(env: Mapping[str, str]) -> SharedSettings:
+    """Parse the environment and the file that OFFRAMP_MODELS names.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Names the variable or the field, its value and what it must be.
+    """
+    file = Path(env.get("OFFRAMP_MODELS", ""))
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgumentError(f"OFFRAMP_MODELS: {str(file)!r} cannot be read ({error.strerror})") from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise InvalidArgumentError(f"OFFRAMP_MODELS: {str(file)!r} is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        listed = parse_document(raw, _File).models
+    except ValueError as error:
+        raise InvalidArgumentError(f"OFFRAMP_MODELS: {str(file)!r}: {error}") from error
+    return settings_of_models(env, listed, folder=file.parent)
+
+
+def settings_of_models(env: Mapping[str, str], listed: Sequence[ListedModel], *, folder: Path) -> SharedSettings:
+    """Settings of these models; errors as of :func:`shared_settings`."""
+    if env.get("OFFRAMP_BUNDLE"):
+        raise InvalidArgumentError(
+            "OFFRAMP_BUNDLE and OFFRAMP_MODELS are both set; a worker has one bundle, or several"
+        )
+    for variable in OF_ONE_SERVICE:
+        if env.get(variable):
+            raise InvalidArgumentError(f"{variable} is set; where there are several models it is a field of each")
+    _check(listed)
+    common = {k: v for k, v in env.items() if k not in OF_ALL} | {"OFFRAMP_BUNDLE": str(folder)}
+    process = settings_from_env(common)
+    memory = integer_from(env, "OFFRAMP_MODELS_BYTES", 0, high=MAX_CACHE_BYTES) or None
+    settings = SharedSettings(
+        process=replace(process, token_sha256=token_from(env)),
+        models=tuple(_model(env, common, model, folder) for model in listed),
+        memory_bytes=memory,
+        load_wait_seconds=seconds_from(env, "OFFRAMP_LOAD_WAIT_SECONDS") or 10.0,
+        load_waiting=integer_from(env, "OFFRAMP_LOAD_WAITING", 64, low=1, high=10_000),
+    )
+    _check_memory(settings)
+    return settings
+
+
+def bundle_bytes(bundle: Path) -> int:
+    """Bytes of a bundle's files, 0 where there are none: what its models take in memory at least."""
+    try:
+        return sum(file.stat().st_size for file in bundle.iterdir() if file.is_file())
+    except OSError:
+        return 0
+
+
+def _check(listed: Sequence[ListedModel]) -> None:
+    if not 1 <= len(listed) <= MOST_MODELS:
+        raise InvalidArgumentError(f"models: there are {len(listed)}; give 1 to {MOST_MODELS}")
+    seen = set()
+    for i, model in enumerate(listed):
+        if not NAME.fullmatch(model.name):
+            raise InvalidArgumentError(
+                f"models[{i}].name: is {model.name[:80]!r}; it must be lower-case letters, digits, '.', '_' and '-', "
+                "at most 63"
+            )
+        if model.name in seen:
+            raise InvalidArgumentError(
+                f"models[{i}].name: {model.name!r} is there twice; give one of them another name"
+            )
+        seen.add(model.name)
+        if not 0 < model.share < math.inf:
+            raise InvalidArgumentError(f"models[{i}].share: is {model.share}; it must be a number above 0")
+
+
+def _model(env: Mapping[str, str], common: Mapping[str, str], model: ListedModel, folder: Path) -> ModelSettings:
+    own = {
+        "OFFRAMP_SERVICE": model.service or model.name,
+        "OFFRAMP_SERVICE_UID": model.service_uid,
+        "OFFRAMP_PLAN_FILE": str(folder / model.plan_file) if model.plan_file else "",
+        "OFFRAMP_MODEL_DIGEST": model.model_digest,
+    }
+    if model.service_uid:
+        own |= {
+            "OFFRAMP_PUBLIC_KEY": model.public_key or env.get("OFFRAMP_PUBLIC_KEY", ""),
+            "OFFRAMP_TOKEN_SHA256": model.token_sha256 or env.get("OFFRAMP_TOKEN_SHA256", ""),
+        }
+    elif model.public_key or model.token_sha256 or model.plan_file:
+        raise InvalidArgumentError(f"models: {model.name!r} has no serviceUid, which says whose plans it takes")
+    if model.latency_seconds is not None:
+        own["OFFRAMP_LATENCY_SECONDS"] = str(model.latency_seconds)
+    try:
+        settings = settings_from_env({**common, **own})
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"models: {model.name!r}: {error}") from error
+    return ModelSettings(
+        name=model.name,
+        settings=replace(
+            settings,
+            bundle=folder / model.bundle,
+            model_name=model.name,
+            state_dir=settings.state_dir / model.name if settings.state_dir else None,
+            capture_dir=settings.capture_dir / model.name if settings.capture_dir else None,
+        ),
+        share=model.share,
+        keep_loaded=model.keep_loaded,
+    )
+
+
+def _check_memory(settings: SharedSettings) -> None:
+    if settings.memory_bytes is None:
+        return
+    sizes = {model.name: bundle_bytes(model.settings.bundle) for model in settings.models}
+    smallest = min(sizes, key=lambda name: sizes[name])
+    if sizes[smallest] > settings.memory_bytes:
+        raise InvalidArgumentError(
+            f"OFFRAMP_MODELS_BYTES is {settings.memory_bytes}; the smallest bundle, of {smallest!r}, has "
+            f"{sizes[smallest]} bytes: give at least twice that"
+        )
+    kept = sum(sizes[model.name] for model in settings.models if model.keep_loaded)
+    if kept > settings.memory_bytes:
+        raise InvalidArgumentError(
+            f"OFFRAMP_MODELS_BYTES is {settings.memory_bytes}; models with keepLoaded have bundles of {kept} "
+            "bytes: keep fewer of them loaded, or give more memory"
+        )
