@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     Console().print(shown)
     OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps({"provenance": provenance(), "rows": rows}, indent=1))
+    OUT.write_text(json.dumps({"measured": provenance(), "rows": rows}, indent=1))
     return 0
 
 

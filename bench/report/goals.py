@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bench.report import fleetplan, gpu, scale, serving, streams
+from bench.report import fleetplan, gpu, scale, serving, sharing, streams
 from bench.report.results import MISSING, Goal, Results, percent, policy_row
 from offramp_core import binomial
 
@@ -368,5 +368,6 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     serving.goals,
     scale.goals,
     lambda results: list(gpu.goals(results)),
+    sharing.goals,
     lambda results: list(fleetplan.goals(results)),
 )

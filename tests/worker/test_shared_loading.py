@@ -90,7 +90,7 @@ def test_nobody_loses_a_request_while_all_models_push_each_other_out(folder: Pat
 @pytest.mark.slow
 def test_what_is_kept_loaded_stays_and_who_has_no_room_is_told(folder: Path, tmp_path: Path) -> None:
     file = write_models(tmp_path, [*listed(folder, "a", "b", keepLoaded=True), *listed(folder, "c")])
-    with shared(file, env={"OFFRAMP_MODELS_BYTES": str(120 * MB)}) as worker:
+    with shared(file, env={"OFFRAMP_MODELS_BYTES": str(115 * MB)}) as worker:
         assert loaded(worker) == {"a", "b"}
         refused = worker.ask("c", bundles.inputs(1))
         assert refused.status_code == 503 and refused.headers["retry-after"] == "30"
@@ -99,6 +99,17 @@ def test_what_is_kept_loaded_stays_and_who_has_no_room_is_told(folder: Path, tmp
         worker.unload("b").raise_for_status()
         worker.answer("c", bundles.inputs(1))
         assert loaded(worker) == {"a", "c"}
+
+
+@pytest.mark.slow
+def test_a_model_that_may_take_more_than_there_is_is_tried_and_measured(folder: Path, tmp_path: Path) -> None:
+    """80 MB are expected of each, and there are 50: what they take, 40, fits one at a time."""
+    file = write_models(tmp_path, listed(folder, "a", "b"))
+    with shared(file, env={"OFFRAMP_MODELS_BYTES": str(50 * MB)}) as worker:
+        assert not loaded(worker)
+        for name in ("a", "b", "a"):
+            worker.answer(name, bundles.inputs(1))
+            assert loaded(worker) == {name}
 
 
 @pytest.mark.slow
@@ -149,6 +160,32 @@ class _Client:
             go=lambda: self.answered.set_result("goes on"),
             refuse=lambda error, again: self.answered.set_result(f"{error}; again in {again}"),
         )
+
+
+def test_a_model_whose_every_run_fails_leaves_alone_and_the_last_one_ends_the_process(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = write_models(tmp_path, listed(folder, "a", "b"))
+
+    async def story() -> None:
+        lost = list[str]()
+        repository = Repository(shared_settings({"OFFRAMP_MODELS": str(file)}), on_lost=lost.append)
+        await repository.start()
+        a, b = repository.models["a"], repository.models["b"]
+        await asyncio.to_thread(a.doors.worker._give_up, "every run has failed for 60 s")
+        while a.state != "out" or not a.broken:
+            await asyncio.sleep(0.01)
+        assert (b.ready, repository.ready, lost) == (True, True, [])
+        with pytest.raises(UnavailableError, match="every run has failed") as refused:
+            repository.wait_for(a, _Client().waiting())
+        assert refused.value.retry_after == 120
+        await asyncio.to_thread(b.doors.worker._give_up, "every run has failed for 60 s")
+        while not lost:
+            await asyncio.sleep(0.01)
+        repository.drain()
+        await repository.close(seconds=10)
+
+    asyncio.run(story())
 
 
 def run(folder: Path, tmp_path: Path, story: Callable[[Repository, Model], Any], **env: str) -> None:

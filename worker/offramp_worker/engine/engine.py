@@ -87,9 +87,7 @@ class Engine:
         turn: SharedTurn | None = None,
     ) -> None:
         """``captures`` keeps inputs that may train other heads. ``lost`` is called, from another thread, once the
-        executor has failed for so long that only a new process may help. ``turn`` is this engine's on an executor that
-        it shares with other engines.
-        """
+        executor has failed for so long that only a new process may help. ``turn``: where engines share an executor."""
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
         self.task, self.outputs, self.max_rows = bundle.task, bundle.manifest.output_names, options.max_queue_rows
         self.sets = HeldSets(bundle, sessions, store=options.ramp_set_store)
@@ -130,7 +128,7 @@ class Engine:
         self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
         self._batches, self.pace = 0, 0.0
         self._abandon_audits = False
-        run = self._run if turn is None else partial(self._run_in_turn, turn)
+        run = self._run if turn is None else partial(_run_in_turn, self, turn)
         self._thread = threading.Thread(target=run, name="engine", daemon=True)
         self._utility = self._show()
 
@@ -310,27 +308,6 @@ class Engine:
                 if self._desk.pressing and not self._audits_wait:
                     self._desk.step()
 
-    def _run_in_turn(self, turn: SharedTurn) -> None:
-        """As :meth:`_run`, of an engine that shares its executor: a batch is cut once its turn has come, and is a short
-        one where others wait. Audits are work that nobody waits for."""
-        most = max(1, rows_within(self.bundle.profile, seconds=QUANTUM_SECONDS))
-        while True:
-            idle = len(self._desk) == 0 or self._audits_wait
-            claim = self._batcher.claim(wait=idle)
-            self._replies.give_up(self._batcher.given_up())
-            if claim is None and (idle or self._abandon_audits):
-                if self._batcher.finished:
-                    return
-                continue
-            with turn.claimed(claim or AUDITS):
-                batch = self._batcher.take(wait=False, most=most if turn.others_wait else sys.maxsize)
-                if batch is not None:
-                    self._run_batch(batch)
-                elif not idle and not self._abandon_audits:
-                    self._desk.step()
-                if self._desk.pressing and not self._audits_wait:
-                    self._desk.step()
-
     @property
     def _audits_wait(self) -> bool:
         """While the executor fails, an audit would be lost, and count against its plan."""
@@ -387,6 +364,29 @@ class Engine:
         if active.holdback is None or runtime is active.off or not self._deadlines.none_in(batch):
             return runtime, False
         return self.arms.held_back(active, runtime, number)
+
+
+def _run_in_turn(engine: Engine, turn: SharedTurn) -> None:
+    """The thread of an engine that shares its executor: a batch is cut once its turn has come, and is a short one where
+    others wait. Audits are work that nobody waits for."""
+    batcher, desk = engine._batcher, engine._desk
+    most = max(1, rows_within(engine.bundle.profile, seconds=QUANTUM_SECONDS))
+    while True:
+        idle = len(desk) == 0 or engine._audits_wait
+        claim = batcher.claim(wait=idle)
+        engine._replies.give_up(batcher.given_up())
+        if claim is None and (idle or engine._abandon_audits):
+            if batcher.finished:
+                return
+            continue
+        with turn.claimed(claim or AUDITS):
+            batch = batcher.take(wait=False, most=most if turn.others_wait else sys.maxsize)
+            if batch is not None:
+                engine._run_batch(batch)
+            elif not idle and not engine._abandon_audits:
+                desk.step()
+            if desk.pressing and not engine._audits_wait:
+                desk.step()
 
 
 def _batcher(bundle: Bundle, options: EngineOptions, clock: Callable[[], float]) -> Batcher:

@@ -60,8 +60,8 @@ def _public(repository: Repository) -> FastAPI:
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
-        told = server_metadata()
-        return {**told, "extensions": [*told["extensions"], "model_repository"]}
+        metadata = server_metadata()
+        return {**metadata, "extensions": [*metadata["extensions"], "model_repository"]}
 
     @app.get("/v2/health/live")
     async def live() -> Response:
@@ -126,12 +126,12 @@ def _admin(repository: Repository) -> FastAPI:
 
 def entry(model: Model) -> dict[str, Any]:
     """A model in the repository's index; ``parameters`` are beyond the protocol."""
-    told = {"bytes": model.size_bytes, "load_seconds": round(model.load_seconds, 3)}
+    beyond = {"bytes": model.size_bytes, "load_seconds": round(model.load_seconds, 3)}
     reason = "" if model.ready else model.broken or model.doors.worker.reason
     return {
         "name": model.name,
         "version": VERSION,
         "state": STATES[model.state],
         "reason": "unloaded by hand" if model.dismissed and not model.broken else reason,
-        "parameters": told,
+        "parameters": beyond,
     }

@@ -19,6 +19,7 @@ from offramp_worker.http.admin import admin_app
 from offramp_worker.http.bodies import App
 from offramp_worker.http.inference import Inference
 from offramp_worker.http.public import public_app
+from offramp_worker.logs import log_event
 from offramp_worker.settings import Settings
 from offramp_worker.shared.settings import ModelSettings, bundle_bytes
 from offramp_worker.tracing import Tracing
@@ -157,7 +158,10 @@ class Model:
         """It is loaded: those who waited go on."""
         for waiting in self._all_waiting():
             self.waited += 1
-            waiting.go()
+            try:
+                waiting.go()
+            except Exception as error:  # the others wait for theirs
+                log_event("reply-failed", level="error", model=self.name, error=repr(error))
 
     def turn_away(self, reason: str, *, retry_after: int | None) -> None:
         """It will not be loaded: tell those who wait."""

@@ -23,6 +23,7 @@ from offramp_worker.devices import open_runtime
 from offramp_worker.engine.execution.turns import SharedExecutor
 from offramp_worker.logs import log_event
 from offramp_worker.main import until_pulled
+from offramp_worker.shared.expected import expected_seconds
 from offramp_worker.shared.model import Doors, Model, Waiting
 from offramp_worker.shared.settings import SharedSettings
 from offramp_worker.tracing import Tracing
@@ -31,7 +32,6 @@ from offramp_worker.worker import InferenceWorker, return_memory
 RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
 LEAVE_SECONDS = 12.0  # for the replies of a model that leaves
 AUDIT_SECONDS = 5.0  # then for its audits, and for a last pull of them
-FIRST_LOAD_SECONDS = 2.0  # expected, before any load was measured
 PROMISE = 1.5  # times the seconds expected: what Retry-After says
 NO_ROOM_SECONDS = 30  # Retry-After where what is kept loaded leaves no room
 
@@ -102,7 +102,7 @@ class Repository:
             try:
                 await self.load(model)
             except UnavailableError as error:
-                if not model.broken:
+                if not model.broken and not self.closing:
                     log_event("model-unavailable", level="warning", model=model.name, reason=str(error))
         self.started = True
         log_event("models-loaded", loaded=[m.name for m in self.models.values() if m.ready], bytes=self.used_bytes)
@@ -142,25 +142,7 @@ class Repository:
 
     def expected_seconds(self, model: Model) -> float:
         """Until a model is loaded, those before it in line included."""
-        total = 0.0
-        for other in self._line:
-            left = self._load_seconds(other)
-            if other.state == "loading":
-                left = max(0.0, left - (time.monotonic() - other.loading_since))
-            total += left
-            if other is model:
-                return total
-        return total + self._load_seconds(model)
-
-    def _load_seconds(self, model: Model) -> float:
-        """As the last time; before the first, as other models by their bytes."""
-        if model.load_seconds:
-            return model.load_seconds
-        known = [other for other in self.models.values() if other.load_seconds]
-        if not known:
-            return FIRST_LOAD_SECONDS
-        by_byte = sum(m.load_seconds for m in known) / max(1, sum(m.file_bytes for m in known))
-        return by_byte * model.file_bytes
+        return expected_seconds(model, self._line, self.models.values(), now=time.monotonic())
 
     def _expire(self, model: Model, waiting: Waiting) -> None:
         """A request has waited as long as one may."""
@@ -254,10 +236,14 @@ class Repository:
         bound = self.settings.memory_bytes
         if bound is None:
             return
-        leaving = evicted(self._held(), needed_bytes=self.used_bytes + model.size_bytes - bound)
+        held = self._held()
+        # What was never measured may take less than is expected: it is tried if its files fit beside what is kept.
+        left = bound - sum(other.size_bytes for other in held if other.kept)
+        size = model.measured_bytes or min(model.size_bytes, max(model.file_bytes, left))
+        leaving = evicted(held, needed_bytes=self.used_bytes + size - bound)
         if leaving is None:
             raise UnavailableError(
-                f"model {model.name!r} needs {model.size_bytes} bytes, and what is kept loaded leaves less of the "
+                f"model {model.name!r} needs {size} bytes, and what is kept loaded leaves less of the "
                 f"{bound} that there are (OFFRAMP_MODELS_BYTES)",
                 retry_after=NO_ROOM_SECONDS,
             )

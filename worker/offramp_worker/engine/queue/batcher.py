@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offramp_core.admission import Entry, QueueAdmission, due_after, forecast
+from offramp_core.admission import Entry, Pace, QueueAdmission, due_after, forecast
 from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
 from offramp_core.sharing import Claim
 from offramp_worker.engine.queue.tickets import Array, OverloadedError, Ticket, UnableError
@@ -216,7 +216,7 @@ class Batcher:
             began = max(batch.taken, self._last_end)
             self._policy = self._policy.after(rows=rows, seconds=now - began)
             kept_from = self._last_end if batch.followed else began
-            self._door = self._door.after(rows=rows, seconds=now - kept_from, late=self._late(batch, now))
+            self._door = self._door.after(rows=rows, seconds=now - kept_from, late=_late(self._door, batch, now))
             self._taken.remove(batch)
             self._last_end, self._busy = now, self._rows > 0
 
@@ -235,7 +235,7 @@ class Batcher:
             )
         if timeout is None and self._objective is None:
             return
-        left = self._seconds_left(now)
+        left = _seconds_left(self._taken, self._door.pace, last_end=self._last_end, now=now)
         ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
         seen = forecast(pace, running=left, ahead=ahead, rows=rows, batch_rows=batch_rows)
         if timeout is not None and seen.own > timeout:
@@ -273,20 +273,6 @@ class Batcher:
         self._lanes[ticket.never_exit].add(ticket)
         self._rows += ticket.waiting
         self._next_expiry = min(self._next_expiry, ticket.expires)
-
-    def _late(self, batch: Batch, now: float) -> int:
-        """Rows that are late if they are answered now and should not be."""
-        return sum(self._door.late(now - t.admitted) for t, _ in batch.owners if t.on_time)
-
-    def _seconds_left(self, now: float) -> float:
-        """Of the batch that runs and of those that wait for their turn."""
-        if not self._taken:
-            return 0.0
-        running, *others = self._taken
-        began = max(running.taken, self._last_end)
-        return self._door.pace.left(len(running), began=began, now=now) + sum(
-            self._door.pace.seconds[len(b)] for b in others
-        )
 
     def _remove(self, ticket: Ticket) -> int:
         rows = ticket.waiting if self._lanes[ticket.never_exit].remove(ticket) else 0
@@ -385,6 +371,20 @@ class Batcher:
         batch = Batch(self._join(parts), owners, lane is self._lanes[True], now, followed=self._busy)
         self._taken.append(batch)
         return batch
+
+
+def _late(door: QueueAdmission, batch: Batch, now: float) -> int:
+    """Rows that are late if they are answered now and should not be."""
+    return sum(door.late(now - t.admitted) for t, _ in batch.owners if t.on_time)
+
+
+def _seconds_left(taken: Sequence[Batch], pace: Pace, *, last_end: float, now: float) -> float:
+    """Of the batch that runs and of those that wait for their turn."""
+    if not taken:
+        return 0.0
+    running, *others = taken
+    began = max(running.taken, last_end)
+    return pace.left(len(running), began=began, now=now) + sum(pace.seconds[len(b)] for b in others)
 
 
 def _order(ticket: Ticket) -> tuple[int, float, int]:
