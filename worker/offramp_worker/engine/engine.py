@@ -128,8 +128,7 @@ class Engine:
         self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
         self._batches, self.pace = 0, 0.0
         self._abandon_audits = False
-        run = self._run if turn is None else partial(_run_in_turn, self, turn)
-        self._thread = threading.Thread(target=run, name="engine", daemon=True)
+        self._thread = _thread(self, turn)
         self._utility = self._show()
 
     def _show(self) -> RampUtility:
@@ -364,6 +363,11 @@ class Engine:
         if active.holdback is None or runtime is active.off or not self._deadlines.none_in(batch):
             return runtime, False
         return self.arms.held_back(active, runtime, number)
+
+
+def _thread(engine: Engine, turn: SharedTurn | None) -> threading.Thread:
+    run = engine._run if turn is None else partial(_run_in_turn, engine, turn)
+    return threading.Thread(target=run, name="engine", daemon=True)
 
 
 def _run_in_turn(engine: Engine, turn: SharedTurn) -> None:
