@@ -14,7 +14,7 @@ HEAD = ["trace", "models", "requests", "memory, of all models'", *WORTH, OURS]
 
 def goals(results: Results) -> Iterator[Goal]:
     """What was asked of evictions."""
-    asked = "eviction: seconds of reloads that requests wait for below LRU's and LFU's on every trace, all memories together"
+    asked = "eviction: seconds of reloads that requests wait for, below LRU's and LFU's on every trace"
     found = results.get("eviction")
     if found is None:
         yield Goal(asked, MISSING, HOW, None)
