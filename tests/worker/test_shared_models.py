@@ -115,8 +115,8 @@ def test_plans_epochs_and_audits_are_each_models_own(worker: SharedProcess, fold
     assert worker.answer("c", bundles.inputs(4))["parameters"]["epoch"] == 0
     assert (worker.state_of("a").epoch, worker.state_of("a").model) == (3, "a")
 
-    def audited() -> float:
-        return worker.metric("earlyexit_audited_total", model="a", arm="stable")
+    def audited() -> float | None:
+        return worker.series("earlyexit_audited_total", model="a", arm="stable")
 
     eventually(lambda: audited() == 4, what="the audits of a")
     assert worker.metric("earlyexit_epoch", model="a") == 3
