@@ -14,6 +14,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
+from sys import intern
 from typing import TypeVar, cast
 
 import msgspec
@@ -40,7 +41,8 @@ REMEMBERED_DELETIONS = 10_000  # far more than can be under way between a write 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """An object, and what it is found by."""
+    """An object, and what it is found by. A service's name and uid are in a dozen objects, so there is one of each
+    text."""
 
     version: int
     namespace: str
@@ -54,9 +56,9 @@ class _Packed:
         owner = owner_of(obj)
         return cls(
             version_of(obj),
-            namespace_of(obj),
-            name_of(obj),
-            owner="" if owner is None else owner["uid"],
+            intern(namespace_of(obj)),
+            intern(name_of(obj)),
+            owner="" if owner is None else intern(owner["uid"]),
             target=_target(kind, obj),
             body=msgspec.msgpack.encode(obj),
         )
@@ -79,8 +81,9 @@ class ObjectCache:
         self._listeners: list[Callable[[Object], None]] = []
         self._objects: dict[Kind, dict[str, _Packed]] = {kind: {} for kind in kinds}
         self._named: dict[Kind, dict[tuple[str, str], str]] = {kind: {} for kind in kinds}
-        self._owned: dict[Kind, dict[str, set[str]]] = {kind: {} for kind in kinds}
-        self._targeting: dict[tuple[Kind, str], set[str]] = {}
+        # Tuples: nearly all have one member, of which a set takes four times the memory.
+        self._owned: dict[Kind, dict[str, tuple[str, ...]]] = {kind: {} for kind in kinds}
+        self._targeting: dict[tuple[Kind, str], tuple[str, ...]] = {}
         self._deleted: OrderedDict[str, float] = OrderedDict()
         self._unreadable: dict[tuple[Kind, str | None], str] = {}
 
@@ -94,7 +97,7 @@ class ObjectCache:
 
     def put(self, kind: Kind, obj: Object) -> bool:
         """Take an object unless a newer one is known or it was deleted; whether anything changed."""
-        uid, version = uid_of(obj), version_of(obj)
+        uid, version = intern(uid_of(obj)), version_of(obj)
         known = self._objects[kind].get(uid)
         if known is None and not self._admits(obj):
             return False
@@ -105,9 +108,9 @@ class ObjectCache:
         kept = self._objects[kind][uid] = _Packed.of(kind, obj)
         self._named[kind][kept.namespace, kept.name] = uid
         if kept.owner:
-            self._owned[kind].setdefault(kept.owner, set()).add(uid)
+            _add(self._owned[kind], kept.owner, uid)
         if kept.target:
-            self._targeting.setdefault((kind, kept.target), set()).add(uid)
+            _add(self._targeting, (kind, kept.target), uid)
         self._changed(obj)
         return True
 
@@ -212,7 +215,11 @@ def _target(kind: Kind, obj: Object) -> str:
     return f"{namespace_of(obj)}/{name}" if name else ""
 
 
-def _drop(index: dict[K, set[str]], key: K, uid: str) -> None:
-    index[key].discard(uid)
+def _add(index: dict[K, tuple[str, ...]], key: K, uid: str) -> None:
+    index[key] = (*index.get(key, ()), uid)
+
+
+def _drop(index: dict[K, tuple[str, ...]], key: K, uid: str) -> None:
+    index[key] = tuple(other for other in index[key] if other != uid)
     if not index[key]:
         del index[key]
