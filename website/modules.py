@@ -4,6 +4,7 @@ its title."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ A few lines each: context, choice, consequence. A later decision may replace an 
 | | decision |
 |---:|---|
 """
+DOCSTRING = re.compile(r'"""(?:[^"\\]|\\.|"(?!""))*"""\n')
 
 
 def outputs() -> dict[str, str]:
@@ -65,7 +67,9 @@ def _decisions() -> Iterator[str]:
 @cache
 def _first(path: Path) -> str:
     """The first paragraph of a module's docstring, without the markup of cross-references."""
-    told = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    source = path.read_text(encoding="utf-8")
+    alone = DOCSTRING.match(source)  # the rest of the module need not be parsed: it takes fifty times as long
+    told = (ast.get_docstring(ast.parse(alone[0] if alone else source)) or "").split("\n\n")[0]
     for role in (":mod:", ":func:", ":class:"):
         told = told.replace(role, "")
     return " ".join(told.replace("``", "`").split()).replace("<", "&lt;")

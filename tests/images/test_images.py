@@ -106,6 +106,7 @@ def test_the_code_layer_is_compiled_and_of_preparing_has_what_trains_without_pyt
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["operator", "worker"])
 def test_the_command_starts_the_function_that_the_project_declares(build: Any, tmp_path: Path, part: str) -> None:
     build.code(build.PARTS[part], tmp_path)

@@ -16,7 +16,7 @@ from offramp_core.control.objects import ArmTally, BothArms, Ledger, Measured, R
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.protocol import PlanCounts
 from offramp_operator.shell.manifests import same_status, status_from_manifest, status_json
-from offramp_operator.shell.packing import PACKED_FROM, packed, unpacked
+from offramp_operator.shell.packing import MOST_BYTES, PACKED_FROM, packed, unpacked
 
 
 def status(workers: int) -> RolloutStatus:
@@ -92,8 +92,8 @@ def test_packing_leaves_its_argument_alone_and_repeats_itself() -> None:
 
 
 def bomb() -> str:
-    """A hundred MiB in few bytes."""
-    return text_of(b'{"ledger":{},"status":{"a":"' + b"0" * 2**27 + b'"}}')
+    """More than is unpacked, in few bytes."""
+    return text_of(b'{"ledger":{},"status":{"a":"' + b"0" * MOST_BYTES + b'"}}')
 
 
 def text_of(content: bytes) -> str:

@@ -170,6 +170,7 @@ def test_several_prompts_are_answered_in_their_order_as_text_or_as_tokens(server
     assert texts == wanted and sorted(finished) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_characters_of_several_tokens_never_break(server: GenerationServer) -> None:
     """A high temperature makes the model write bytes that are no characters; a chunk alone is always whole text."""
     stream = server.openai.completions.create(

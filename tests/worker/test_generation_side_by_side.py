@@ -114,6 +114,7 @@ asked = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mix=st.lists(asked, min_size=2, max_size=11), skipped=st.sets(st.tuples(st.integers(0, 30), st.integers(0, 10))))
 def test_any_mix_of_answers_gives_each_the_tokens_that_it_gets_alone(

@@ -76,6 +76,7 @@ def shared() -> int:
     return sum(value.numpy().nbytes for value in weights._known.values())
 
 
+@pytest.mark.slow
 def test_sessions_of_one_network_hold_its_weights_once() -> None:
     size = sum(len(t.raw_data) for t in convolutions().graph.initializer)
     assert size > 25 * MEBIBYTE
@@ -111,6 +112,7 @@ def test_equal_graphs_are_one_session_and_other_threads_another() -> None:
     assert open_session(convolutions(until=2, seed=1), threads=1) is not first
 
 
+@pytest.mark.slow
 def test_weights_go_with_the_last_session_that_reads_them() -> None:
     before = shared()
     first, second = (open_session(convolutions(until=k, seed=9), threads=1) for k in (2, 3))

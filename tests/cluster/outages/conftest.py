@@ -98,7 +98,7 @@ def _load(archives: Path, part: str, *arguments: str, name: str, builder: Path =
 def _let_helm_adopt_crds() -> None:
     """Other tests install the chart on this cluster, before or after: Helm takes over only what is marked as its
     release's."""
-    crds = [f"crd/{plural}.earlyexit.dev" for plural in ("earlyexitservices", "rampconfigs", "ramprollouts")]
+    crds = [f"crd/{path.stem}.earlyexit.dev" for path in sorted(Path("crds").glob("*.yaml"))]
     release = (f"meta.helm.sh/release-name={RELEASE}", f"meta.helm.sh/release-namespace={SYSTEM}")
     run("kubectl", "label", "--overwrite", *crds, "app.kubernetes.io/managed-by=Helm")
     run("kubectl", "annotate", "--overwrite", *crds, *release)

@@ -198,5 +198,49 @@ def test_operator_upgraded_mid_rollout(canary: Callable[..., Stage], images: Any
     stage.check()
 
 
+def test_workers_of_the_release_before_run_the_canary_of_an_upgraded_operator_until_they_are_replaced_under_it(
+    canary: Callable[..., Stage], images: Any
+) -> None:
+    """Who keeps the worker image keeps old workers. They take the new operator's epochs and are counted by it, first
+    alone and then beside new ones."""
+    code = f"{images.previous_code}/core:{images.previous_code}/operator"
+    stage = canary(
+        rollout={"steps": STEPS, "promotion": "Manual", "confidence": "0.9"},
+        first={"image": images.previous, "PYTHONPATH": code},
+        standby_image=images.previous,
+    )
+    name, before = stage.rollout()["name"], stage.published()
+    stage.operators[0].stop(signal.SIGTERM)
+    stage.until("the rest before its promotion", lambda: stage.phase("AwaitingPromotion"))
+    assert _leads(stage, "operator-1") and stage.published() > before and stage.steps() == [50, 100]
+    assert {image(pod) for pod in stage.history.of("pod")} == {images.previous}
+    stage.operators[1].stop(signal.SIGTERM)
+    stage.operate(0)
+    stage.until("workers of both releases", lambda: _ready(stage) == {images.previous, images.worker})
+    stage.until("workers of the new image", lambda: [image(pod) for pod in stage.pods()] == 2 * [images.worker])
+    stage.until("both of them to be counted", lambda: _counted(stage) == 2)
+    assert stage.phase("AwaitingPromotion")
+    stage.tell(name, decision="Promote")
+    stage.until("the promotion", lambda: stage.phase("Succeeded"))
+    stage.until("the service to be settled", stage.settled)
+    assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
+    stage.check()
+
+
+def _ready(stage: Stage) -> set[str]:
+    """Images of the workers that serve."""
+    return {
+        image(pod)
+        for pod in stage.pods()
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
+    }
+
+
+def _counted(stage: Stage) -> int:
+    """Workers that run and whose canary audits stand in the rollout's ledger."""
+    live = (stage.rollout().get("ledger") or {}).get("live") or {}
+    return sum((arms.get("canary") or {}).get("audited", 0) > 0 for arms in live.values())
+
+
 def image(pod: Json) -> str:
     return str(pod["spec"]["containers"][0]["image"])
