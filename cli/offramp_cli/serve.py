@@ -1,5 +1,5 @@
 """``offramp serve DIR...``: one worker in the foreground. Without a control plane nobody delivers a plan, so exits stay
-off."""
+off unless one is given."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     "offramp serve build/demo/bundle",
     "offramp serve digits=build/digits faces=build/faces --memory 500000000",
     "offramp serve --models models.json",
+    "kubectl get rampconfig NAME -o json > plan.json && offramp serve bundle --plan plan.json",
 )
 def serve(  # noqa: PLR0917 - options of a command
     bundles: Annotated[
@@ -49,8 +50,17 @@ def serve(  # noqa: PLR0917 - options of a command
             min=1,
         ),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A certified RampConfig in JSON, to serve one bundle with; exits are off without."
+        ),
+    ] = None,
 ) -> None:
     """Serve a bundle, or several, over the Open Inference Protocol v2.
+
+    With --plan the exits of one plan are on. The worker audits a share of the requests and switches them off when
+    answers differ more than the plan was certified for; nothing else watches or changes it.
 
     The OFFRAMP_ variables of the environment apply as well: with OFFRAMP_PUBLIC_KEY, OFFRAMP_TOKEN_SHA256 and
     OFFRAMP_SERVICE_UID the admin port opens and signed plans are taken.
@@ -65,6 +75,8 @@ def serve(  # noqa: PLR0917 - options of a command
     env = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
     if grpc_port is not None:
         env["OFFRAMP_GRPC_PORT"] = str(grpc_port)
+    if plan is not None:
+        env["OFFRAMP_FIXED_PLAN"] = str(plan)
     if memory is not None:
         env["OFFRAMP_MODELS_BYTES"] = str(memory)
     given = bundles or []

@@ -29,6 +29,7 @@ START_DEADLINE_SECONDS = 300
 PLURALS = {
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
+    "ClusterServingRuntime": "clusterservingruntimes",
     "ConfigMap": "configmaps",
     "CustomResourceDefinition": "customresourcedefinitions",
     "Deployment": "deployments",
@@ -51,7 +52,14 @@ PLURALS = {
     "ServiceAccount": "serviceaccounts",
     "WorkerClass": "workerclasses",
 }
-CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace", "WorkerClass"}
+CLUSTER_SCOPED = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ClusterServingRuntime",
+    "CustomResourceDefinition",
+    "Namespace",
+    "WorkerClass",
+}
 
 
 def binary(name: str) -> str:
@@ -262,13 +270,17 @@ def _install_crds(api: ApiServer) -> None:
 
 
 def gateway_api() -> dict[str, Any]:
-    """Gateway API's own definition of HTTPRoute, from the Go module that ``cluster/go/gateway`` pins."""
-    command = ["go", "mod", "download", "-json", "sigs.k8s.io/gateway-api"]
-    pins = ROOT / "cluster" / "go" / "gateway"
+    """Gateway API's own definition of HTTPRoute."""
+    return definition("gateway", "sigs.k8s.io/gateway-api", "standard/gateway.networking.k8s.io_httproutes.yaml")
+
+
+def definition(group: str, module: str, file: str) -> dict[str, Any]:
+    """Somebody else's own definition of a kind, from the Go module that ``cluster/go/GROUP`` pins."""
+    command = ["go", "mod", "download", "-json", module]
+    pins = ROOT / "cluster" / "go" / group
     answer = subprocess.run(command, cwd=pins, check=False, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    folder = Path(json.loads(answer.stdout)["Dir"]) / "config" / "crd" / "standard"
-    return dict(yaml.safe_load((folder / "gateway.networking.k8s.io_httproutes.yaml").read_text()))
+    return dict(yaml.safe_load((Path(json.loads(answer.stdout)["Dir"]) / "config" / "crd" / file).read_text()))
 
 
 # --- manifests -------------------------------------------------------------------------------------

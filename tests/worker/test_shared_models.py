@@ -194,6 +194,7 @@ def _settings(folder: Path, models: list[dict[str, Any]], env: dict[str, str]) -
         ([{"name": "a", "bundle": "a", "latencySeconds": -1}], {}, "'a': OFFRAMP_LATENCY_SECONDS is '-1.0'"),
         ([{"name": "a", "bundle": "a"}], {"OFFRAMP_BUNDLE": "a"}, "OFFRAMP_BUNDLE and OFFRAMP_MODELS are both set"),
         ([{"name": "a", "bundle": "a"}], {"OFFRAMP_SERVICE_UID": "u"}, "OFFRAMP_SERVICE_UID is set"),
+        ([{"name": "a", "bundle": "a"}], {"OFFRAMP_FIXED_PLAN": "p"}, "OFFRAMP_FIXED_PLAN is set; it is for a worker"),
         ([{"name": "a", "bundle": "a"}], {"OFFRAMP_MODELS_BYTES": "1000"}, "the smallest bundle, of 'a', has"),
         (
             [{"name": n, "bundle": n, "keepLoaded": True} for n in "abc"],

@@ -10,6 +10,8 @@
 | OFFRAMP_PUBLIC_KEY | base64 of the raw Ed25519 key that signs plans |
 | OFFRAMP_TOKEN_SHA256 | hex SHA-256 of the admin port's bearer token; without it the admin port stays closed |
 | OFFRAMP_PLAN_FILE | file with the signed plan document, polled by content |
+| OFFRAMP_FIXED_PLAN | file with a certified RampConfig in JSON, served without a control plane |
+| OFFRAMP_MODEL_NAME | the model's name in the protocol; default: the bundle's |
 | OFFRAMP_STATE_DIR | small writable folder that survives a restart of the process |
 | OFFRAMP_RAMP_SETS | folder of the ramp-set store: heads that plans may name besides the bundle's own |
 | OFFRAMP_CAPTURE_DIR, OFFRAMP_CAPTURE_BYTES | folder for inputs that may train ramps, kept only while a plan document
@@ -68,6 +70,7 @@ class Settings:
     public_key: bytes | None = None
     token_sha256: str | None = field(default=None, repr=False)
     plan_file: Path | None = None
+    fixed_plan: Path | None = None
     state_dir: Path | None = None
     ramp_set_store: Path | None = None
     capture_dir: Path | None = None
@@ -117,6 +120,8 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         public_key=_public_key(env.get("OFFRAMP_PUBLIC_KEY", "")),
         token_sha256=token_from(env),
         plan_file=_path(env, "OFFRAMP_PLAN_FILE"),
+        fixed_plan=_path(env, "OFFRAMP_FIXED_PLAN"),
+        model_name=_model_name(env),
         state_dir=_path(env, "OFFRAMP_STATE_DIR"),
         ramp_set_store=_path(env, "OFFRAMP_RAMP_SETS"),
         capture_dir=_path(env, "OFFRAMP_CAPTURE_DIR"),
@@ -175,6 +180,10 @@ def _check_control_plane(settings: Settings) -> None:
         )
     if settings.public_key is not None and not settings.service_uid:
         raise InvalidArgumentError("OFFRAMP_SERVICE_UID is not set; with a public key it says whose plans to take")
+    if settings.public_key is not None and settings.fixed_plan is not None:
+        raise InvalidArgumentError(
+            "OFFRAMP_FIXED_PLAN is set and so is OFFRAMP_PUBLIC_KEY; a control plane brings plans"
+        )
 
 
 def token_from(env: Mapping[str, str]) -> str | None:
@@ -218,6 +227,13 @@ def seconds_from(env: Mapping[str, str], name: str) -> float | None:
     if not (0 < value < math.inf):
         raise InvalidArgumentError(f"{name} is {text!r}; it must be a positive number of seconds")
     return value
+
+
+def _model_name(env: Mapping[str, str]) -> str:
+    name = env.get("OFFRAMP_MODEL_NAME", "")
+    if "/" in name or not name.isprintable():
+        raise InvalidArgumentError(f"OFFRAMP_MODEL_NAME is {name!r}; it stands in paths, so give one without slashes")
+    return name
 
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:

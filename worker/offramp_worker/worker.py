@@ -24,6 +24,7 @@ from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.classifier import ClassifierPlans
+from offramp_worker.plans.fixed import take_fixed_plan
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
 from offramp_worker.settings import Settings
@@ -68,6 +69,7 @@ class InferenceWorker:
         self.lost = ""
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
         self.engine: Engine | None = None
+        self._loaded: Engine | None = None  # one that waits for its fixed plan
         self.plans: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
@@ -83,6 +85,22 @@ class InferenceWorker:
         InvalidBundleError
             The worker is left in phase ``broken``, and may be asked again.
         """
+        engine = self._loaded = self._loaded or self._load_engine()
+        self._take_plans(engine)
+        engine.start(measure_seconds=self.settings.measure_seconds)
+        self.engine, self._loaded = engine, None
+        if self.phase in ("loading", "broken"):
+            self.phase, self._reason = "serving", ""
+            log_event(
+                "serving",
+                model=engine.bundle.manifest.name,
+                bundle=str(self.settings.bundle),
+                batching=self.settings.batching,
+                batch_rows=engine.batch_rows,
+                threads=self.settings.threads,
+            )
+
+    def _load_engine(self) -> Engine:
         settings = self.settings
         try:
             bundle = load_bundle(settings.bundle, expected_digest=settings.model_digest)
@@ -90,12 +108,12 @@ class InferenceWorker:
                 bundle = replace(bundle, manifest=replace(bundle.manifest, name=settings.model_name))
             sessions = Sessions(bundle, threads=settings.threads)
         except InvalidBundleError as error:
-            self.phase, self._reason = "broken", f"{error}; {error.remedy}"
-            self._missing_device = error.device
-            log_event("bundle-refused", level="error", reason=str(error))
+            self._refuse(error)
             raise
         return_memory()
-        engine = Engine(
+        if self.marker.crashed_epoch is not None:
+            log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
+        return Engine(
             bundle,
             sessions,
             self._options(bundle),
@@ -106,8 +124,10 @@ class InferenceWorker:
             lost=self._give_up,
             turn=self._turn,
         )
-        if self.marker.crashed_epoch is not None:
-            log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
+
+    def _take_plans(self, engine: Engine) -> None:
+        """Open the desk where plans arrive, and take the file's."""
+        settings = self.settings
         if settings.public_key is not None:
             self.plans = PlanDesk(
                 ClassifierPlans(engine),
@@ -119,18 +139,17 @@ class InferenceWorker:
                 self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
                 self._plan_file.poll()
                 self._plan_file.start()
-        engine.start(measure_seconds=settings.measure_seconds)
-        self.engine = engine
-        if self.phase in ("loading", "broken"):
-            self.phase, self._reason = "serving", ""
-            log_event(
-                "serving",
-                model=bundle.manifest.name,
-                bundle=str(settings.bundle),
-                batching=settings.batching,
-                batch_rows=engine.batch_rows,
-                threads=settings.threads,
-            )
+        elif settings.fixed_plan is not None:
+            try:
+                take_fixed_plan(settings.fixed_plan, ClassifierPlans(engine), self.memory)
+            except InvalidBundleError as error:
+                self._refuse(error)
+                raise
+
+    def _refuse(self, error: InvalidBundleError) -> None:
+        self.phase, self._reason = "broken", f"{error}; {error.remedy}"
+        self._missing_device = error.device
+        log_event("bundle-refused", level="error", reason=str(error))
 
     def _options(self, bundle: Bundle) -> EngineOptions:
         settings = self.settings

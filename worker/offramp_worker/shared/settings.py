@@ -33,6 +33,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 MAX_FILE_BYTES = 2**20
 MOST_MODELS = 1000
 OF_ONE_SERVICE = ("OFFRAMP_SERVICE", "OFFRAMP_SERVICE_UID", "OFFRAMP_PLAN_FILE", "OFFRAMP_MODEL_DIGEST")
+OF_ONE_MODEL = ("OFFRAMP_FIXED_PLAN", "OFFRAMP_MODEL_NAME")
 OF_ALL = ("OFFRAMP_TOKEN_SHA256", "OFFRAMP_PUBLIC_KEY")
 
 
@@ -124,6 +125,9 @@ def settings_of_models(env: Mapping[str, str], listed: Sequence[ListedModel], *,
     for variable in OF_ONE_SERVICE:
         if env.get(variable):
             raise InvalidArgumentError(f"{variable} is set; where there are several models it is a field of each")
+    for variable in OF_ONE_MODEL:
+        if env.get(variable):
+            raise InvalidArgumentError(f"{variable} is set; it is for a worker of one model, leave it out")
     _check(listed)
     common = {k: v for k, v in env.items() if k not in OF_ALL} | {"OFFRAMP_BUNDLE": str(folder)}
     process = settings_from_env(common)
