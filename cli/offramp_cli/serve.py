@@ -51,10 +51,7 @@ def serve(  # noqa: PLR0917 - options of a command
         ),
     ] = None,
     plan: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="A certified RampConfig in JSON, to serve one bundle with; exits are off without."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="A certified RampConfig in JSON, to serve one bundle with.")
     ] = None,
 ) -> None:
     """Serve a bundle, or several, over the Open Inference Protocol v2.
@@ -73,12 +70,8 @@ def serve(  # noqa: PLR0917 - options of a command
 
     route_library_logs()
     env = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
-    if grpc_port is not None:
-        env["OFFRAMP_GRPC_PORT"] = str(grpc_port)
-    if plan is not None:
-        env["OFFRAMP_FIXED_PLAN"] = str(plan)
-    if memory is not None:
-        env["OFFRAMP_MODELS_BYTES"] = str(memory)
+    own = {"OFFRAMP_GRPC_PORT": grpc_port, "OFFRAMP_FIXED_PLAN": plan, "OFFRAMP_MODELS_BYTES": memory}
+    env |= {name: str(value) for name, value in own.items() if value is not None}
     given = bundles or []
     try:
         if len(given) == 1 and models is None and memory is None and "=" not in given[0]:
