@@ -1,2 +1,13 @@
 """One worker process that holds several bundles: each with plans, audits, counters and doors of its own, all on one
-executor."""
+executor.
+
+settings.py    what its environment asks for
+serve.py       the process: ports, one event loop, one executor
+repository.py  which models are in memory
+model.py       one of the models: loaded or not, who waits for it, its own doors
+expected.py    how long a request would wait for its model
+http.py        both ports: what belongs to a model goes to its own door
+inference.py   inference over REST for one of the models
+grpc.py        the gRPC port
+metrics.py     what Prometheus reads
+"""

@@ -8,6 +8,7 @@ device_stages.py  the same on a GPU
 ramp_sets.py      the heads that are held, each with its sessions and records
 scores.py         uncertainty of many heads at once
 usual.py          which inputs may be answered early
+turns.py          one executor for several engines
 warming.py        shapes that run once before requests come
 pace.py           what batches take here, in times of the bundle's profile
 """
