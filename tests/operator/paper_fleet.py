@@ -31,7 +31,10 @@ from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.signing import SigningKey
 
-CONTROLLERS = "deployment-controller,replicaset-controller,resourcequota-controller,garbage-collector-controller"
+CONTROLLERS = (
+    "deployment-controller,replicaset-controller,resourcequota-controller,garbage-collector-controller,"
+    "resourceclaim-controller"
+)
 GPU = "nvidia.com/gpu"
 ONE_GPU = {"resources": {"limits": {GPU: 1}}}
 GOOD, BETTER, BROKEN = "oci://offramp/digits:1", "oci://offramp/digits:2", "oci://offramp/digits:broken"

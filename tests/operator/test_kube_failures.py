@@ -8,6 +8,7 @@ The statuses are as Kubernetes 1.36 and containerd 2 write them: the formats sta
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -303,7 +304,8 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
         _unscheduled(f"0/3 nodes are available: 3 cannot allocate all claims. still not schedulable, {NO_VICTIMS}"),
         "Unschedulable",
         "no node has free devices for the claims that workers ask for (0/3 nodes are available: 3 cannot allocate all "
-        "claims); free one, add a node with one and its driver, or change resourceClaims in the WorkerClass",
+        "claims); end a pod that uses one, add a node with one and its driver, or change resourceClaims in spec.worker "
+        "or the WorkerClass",
     ),
     "no room": (
         _unscheduled(f"0/3 nodes are available: 1 Insufficient memory, 3 Insufficient cpu. {NO_VICTIMS}"),
@@ -562,3 +564,31 @@ def test_what_explains_a_failure_survives_the_trimming_of_pods() -> None:
         containerStatuses=[{"name": "worker", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
     )
     assert "its limit of 512Mi" in failure(trim(POD, dead | {"apiVersion": "v1", "kind": "Pod"}))[1]
+
+
+CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-l4"}
+MADE = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gpu-x"}]}
+
+
+@pytest.mark.parametrize(
+    ("claims", "status", "said"),
+    [
+        ([CLAIM], {}, "the scheduler waits for claim gpu of ResourceClaimTemplate one-l4; see that it exists"),
+        ([CLAIM, CLAIM | {"name": "nic"}], MADE, "the scheduler waits for claim nic of ResourceClaimTemplate one-l4; "),
+        ([{"name": "gpu", "resourceClaimName": "shared"}], {}, "waits for claim gpu, ResourceClaim shared; see that"),
+        ([], {}, ""),
+        ([CLAIM], {"conditions": [{"type": "PodScheduled", "status": "True"}]}, ""),
+    ],
+)
+def test_a_pod_that_the_scheduler_does_not_look_at_says_which_claim_it_waits_for(
+    claims: list[dict[str, str]], status: dict[str, Any], said: str
+) -> None:
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+    pod = {
+        "metadata": {"name": "a", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"resourceClaims": claims},
+        "status": status,
+    }
+    assert failure(pod, now=created + timedelta(seconds=9)) == ("", "")
+    reason, message = failure(pod, now=created + timedelta(seconds=10))
+    assert said in message and (reason == "Unschedulable") is bool(said) and bool(message) is bool(said)

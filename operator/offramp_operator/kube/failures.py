@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from offramp_core.reasons import AnyReason, MaybeReason, Reason, parse_reason
@@ -20,6 +21,7 @@ from offramp_operator.kube.manifests import CONTAINER, FETCH_CONTAINER
 MESSAGE_LIMIT = 1000
 LAST_LINES = 5  # the kubelet hands over up to 80 lines of log; the cause stands at their end
 STARTING = {"ContainerCreating", "PodInitializing"}
+CLAIMS_MADE_WITHIN = timedelta(seconds=10)
 IMAGE_REASONS = {
     Reason.ERR_IMAGE_PULL,
     Reason.IMAGE_PULL_BACK_OFF,
@@ -165,8 +167,14 @@ EVICTIONS = (
 SCHEDULING = (
     Advice(
         r"cannot allocate all claims",
-        "no node has free devices for the claims that workers ask for",
-        "free one, add a node with one and its driver, or change resourceClaims in the WorkerClass",
+        "no node has free devices for {claims}",
+        "end a pod that uses one, add a node with one and its driver, or change resourceClaims in spec.worker or the "
+        "WorkerClass",
+    ),
+    Advice(
+        r"device class (?P<what>\S+) does not exist",
+        "there is no DeviceClass {what}, which {claims} asks for",
+        "install the driver that brings it, or correct the claim's template",
     ),
     Advice(
         r"Insufficient (?P<what>ephemeral-storage|cpu|memory)",
@@ -256,7 +264,7 @@ CREATION = (
 )
 
 
-def failure(pod: Object) -> tuple[MaybeReason, str]:
+def failure(pod: Object, *, now: datetime | None = None) -> tuple[MaybeReason, str]:
     """(reason, sentence) of what keeps a pod from running: the fetching one's, the worker container's, else the
     scheduler's; or empty."""
     if (pod.get("status") or {}).get("phase") == "Failed":
@@ -269,7 +277,7 @@ def failure(pod: Object) -> tuple[MaybeReason, str]:
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         return _unscheduled(pod, reason_of(scheduled, Reason.UNSCHEDULABLE), str(scheduled.get("message") or ""))
-    return "", ""
+    return ("", "") if scheduled else _without_claim(pod, datetime.now(UTC) if now is None else now)
 
 
 def creation_failure(message: str, *, reason: AnyReason) -> tuple[AnyReason, str]:
@@ -398,7 +406,10 @@ def _unscheduled(pod: Object, reason: AnyReason, message: str) -> tuple[AnyReaso
     counted = re.split(_AFTER_COUNTS, message, maxsplit=1)[0].strip().rstrip(".")
     short = shortage(pod, message)
     devices = [] if short is None else [(short.cause, "; ", short.remedy)]
-    others = [found[1].partition("; ") for advice in SCHEDULING if (found := advice.of(counted)) is not None]
+    claims = _claims(pod) or "the claims that workers ask for"
+    others = [
+        found[1].partition("; ") for advice in SCHEDULING if (found := advice.of(counted, claims=claims)) is not None
+    ]
     matched = devices + others
     if not matched:
         return reason, shortened(
@@ -406,6 +417,32 @@ def _unscheduled(pod: Object, reason: AnyReason, message: str) -> tuple[AnyReaso
         )
     causes, remedies = ([part[i] for part in matched] for i in (0, 2))
     return reason, shortened(f"{' and '.join(causes)} ({counted}); {', or '.join(remedies)}")
+
+
+def _without_claim(pod: Object, now: datetime) -> tuple[MaybeReason, str]:
+    """A pod without one of its claims is not looked at by the scheduler, and nothing in the pod says so. Its claims are
+    usually made within a second."""
+    wanted, created = _claims(pod), (pod.get("metadata") or {}).get("creationTimestamp")
+    if not wanted or not created or now - datetime.fromisoformat(str(created)) < CLAIMS_MADE_WITHIN:
+        return "", ""
+    return Reason.UNSCHEDULABLE, (
+        f"the scheduler waits for {wanted}; see that it exists in this namespace, or correct resourceClaims in "
+        "spec.worker or the WorkerClass"
+    )
+
+
+def _claims(pod: Object) -> str:
+    """The claims of a pod, in words; of those that are made from templates the ones that are not made yet, where there
+    are such."""
+    listed = (pod.get("spec") or {}).get("resourceClaims") or ()
+    made = {status.get("name") for status in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+    lacking = [claim for claim in listed if claim.get("resourceClaimTemplateName") and claim["name"] not in made]
+    return " and ".join(
+        f"claim {claim['name']} of ResourceClaimTemplate {claim['resourceClaimTemplateName']}"
+        if claim.get("resourceClaimTemplateName")
+        else f"claim {claim['name']}, ResourceClaim {claim.get('resourceClaimName')}"
+        for claim in lacking or listed
+    )
 
 
 def _first(table: Iterable[Advice], text: str, reason: AnyReason, **names: str) -> tuple[AnyReason, str] | None:

@@ -80,8 +80,9 @@ def content(obj: Object) -> bytes:
 
 
 def _pod_spec(spec: Object) -> Object:
-    """What tells why a pod does not run: its node, its images and its limit of memory (see :mod:`failures`)."""
-    kept: Object = {name: spec[name] for name in ("schedulingGates", "nodeName") if name in spec}
+    """What tells why a pod does not run: its node, its claims, its images and its limit of memory (see
+    :mod:`failures`)."""
+    kept: Object = {name: spec[name] for name in ("schedulingGates", "nodeName", "resourceClaims") if name in spec}
     images = [
         {"image": {"reference": v["image"].get("reference", "")}} for v in spec.get("volumes") or () if v.get("image")
     ]
@@ -144,6 +145,7 @@ class _Container(msgspec.Struct, omit_defaults=True):
 class _BriefSpec(msgspec.Struct, omit_defaults=True):
     schedulingGates: Any = msgspec.UNSET  # noqa: N815
     nodeName: str | msgspec.UnsetType = msgspec.UNSET  # noqa: N815
+    resourceClaims: Any = msgspec.UNSET  # noqa: N815
     volumes: list[_Volume] | msgspec.UnsetType = msgspec.UNSET
     containers: list[_Container] | msgspec.UnsetType = msgspec.UNSET
 
