@@ -853,12 +853,38 @@ POOL_RULES: list[Rule] = [
     Rule("spec.pools.0.name", "mainly", "main", "main and next are names of the Services of versions"),
     Rule("spec.pools.0.name", "next-1", "next", "main and next are names of the Services of versions"),
     Rule("spec.pools.0.replicas", 0, -1, "should be greater than or equal to 0"),
-    Rule("spec.pools.0.replicas", 998, ABSENT, "spec.pools[0].replicas: Required value"),
+    Rule("spec.pools.0.replicas", 998, ABSENT, "say how many workers the pool has (replicas)"),
     Rule("spec.pools.0.nodeSelector", {"pool": "a"}, {"pool": "a b"}, "every entry of nodeSelector must be a label"),
     Rule(
         "spec.pools.0.resources", {"limits": {"cpu": 1}}, {"limits": {"cpu": "-1"}}, "every resource must be a quantity"
     ),
     Rule("spec.pools.0.runtimeClassName", ABSENT, "nvidia", 'unknown field "spec.pools[0].runtimeClassName"'),
+]
+PRICED = [
+    {"name": "fast", "costPerHour": "0.17", "minWorkers": 1, "maxWorkers": 4},
+    {"name": "slow", "costPerHour": "0.04", "maxWorkers": 8},
+]
+PRICED_RULES: list[Rule] = [
+    Rule("spec.pools.0.costPerHour", "0.0001", "0", "costPerHour must be a quoted decimal from 0.0001 to 100000"),
+    Rule("spec.pools.0.costPerHour", "100000", "cheap", "costPerHour must be a quoted decimal from 0.0001 to 100000"),
+    Rule("spec.pools.0.costPerHour", "17", 0.17, "must be of type string"),
+    Rule("spec.pools.0.costPerHour", "0.2", ABSENT, "costPerHour and maxWorkers belong together"),
+    Rule("spec.pools.0.minWorkers", 4, 5, "minWorkers must not exceed maxWorkers"),
+    Rule("spec.pools.0.maxWorkers", 1, 0, "should be greater than or equal to 1"),
+    Rule("spec.pools.0.maxWorkers", 992, 993, "pools must not ask for more than 1000 workers in all"),
+    Rule(
+        "spec.pools",
+        [pool | {"replicas": 1} for pool in PRICED],
+        [PRICED[0] | {"replicas": 1}, PRICED[1]],
+        "some have replicas and others not",
+    ),
+    Rule("spec.pools", PRICED[:1], [PRICED[0], {"name": "b"}], "say how many workers the pool has (replicas)"),
+    Rule(
+        "spec.pools",
+        PRICED,
+        [PRICED[0] | {"replicas": 1}, {"name": "b", "replicas": 1}],
+        "some have maxWorkers and others not",
+    ),
 ]
 
 CACHE = {"sizeLimit": "1Gi"}
@@ -971,6 +997,13 @@ def test_a_rule_of_autoscaling_takes_the_right_and_refuses_the_wrong(api: Any, m
 @pytest.mark.parametrize("rule", POOL_RULES, ids=_ids(POOL_RULES))
 def test_a_rule_of_pools_takes_the_right_and_refuses_the_wrong(api: Any, manifests: Any, rule: Rule) -> None:
     _check(api, manifests, manifests.service(pools=POOLS), rule)
+
+
+@pytest.mark.parametrize("rule", PRICED_RULES, ids=_ids(PRICED_RULES))
+def test_a_rule_of_pools_with_prices_takes_the_right_and_refuses_the_wrong(
+    api: Any, manifests: Any, rule: Rule
+) -> None:
+    _check(api, manifests, manifests.service(pools=PRICED), rule)
 
 
 @pytest.mark.parametrize(("good", "bad", "sentence"), TOGETHER)

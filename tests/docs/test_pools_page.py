@@ -1,4 +1,4 @@
-"""The manifest of docs/how-to/pools.md is one."""
+"""The manifests of docs/how-to/pools.md are some."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from offramp_core.control.spec import parse_spec
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pools.md"
 
 
-def test_the_manifest_of_the_page_is_what_the_page_says() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    fast, spot = parse_spec(yaml.safe_load(text)["spec"]).pools
+def test_the_manifests_of_the_page_are_what_the_page_says() -> None:
+    fixed, priced = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    spot, fast = parse_spec(yaml.safe_load(priced)["spec"]).pools
+    assert (spot.cost_per_hour, spot.max_workers, spot.fixed) == (0.04, 8, False)
+    assert (fast.cost_per_hour, fast.min_workers, fast.max_workers) == (0.17, 1, 4)
+    fast, spot = parse_spec(yaml.safe_load(fixed)["spec"]).pools
     assert (fast.name, fast.replicas, spot.name, spot.replicas) == ("fast", 2, "spot", 3)
     assert fast.worker["nodeSelector"] != spot.worker["nodeSelector"]
     assert "topologySpreadConstraints" in fast.worker and "topologySpreadConstraints" in spot.worker

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from offramp_core.control.snapshot import Load, Observed, Worker, WorkerEndpoint
+from offramp_core.fleet import Window
 from offramp_core.protocol import (
     ArmCounts,
     Observations,
@@ -42,10 +43,13 @@ class PaperObserver(Observer):
     cache: ObjectCache
     requests: dict[str, int] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    windows: tuple[Window, ...] = ()  # what came
     paces: dict[str, float] = field(default_factory=dict)  # what workers measured before they were ready, by pool
 
     async def observe(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], **_: Any) -> Observed:
-        return Observed(tuple(self._worker(endpoint) for endpoint in endpoints), load=Load(utilisation=0.2))
+        return Observed(
+            tuple(self._worker(endpoint) for endpoint in endpoints), load=Load(utilisation=0.2, windows=self.windows)
+        )
 
     async def poke(
         self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, signed: SignedDocument

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from paper_fleet import BETTER, BROKEN, GOOD, Fleet, add_node, bundle_of, ending, is_ready, path_of
 
-from offramp_operator.kube.kinds import DEPLOYMENT, HTTP_ROUTE, NETWORK_SERVICE, SERVICE, Object
+from offramp_core.control.workers import pool_plan
+from offramp_core.fleet import Window
+from offramp_operator.kube.kinds import DEPLOYMENT, EVENT, HTTP_ROUTE, NETWORK_SERVICE, SERVICE, Object
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
@@ -206,5 +209,109 @@ def test_through_a_gateway_each_pool_gets_what_its_workers_can_do(
 
             await f.until(back, what="the Services of versions")
             assert lost == []
+
+    tools.run(story())
+
+
+# --- numbers that the operator decides on ------------------------------------------------------------
+
+
+def priced(**costs: str) -> list[Object]:
+    return [{"name": name, "costPerHour": cost, "minWorkers": 0, "maxWorkers": 3} for name, cost in costs.items()]
+
+
+async def planned_is(f: Fleet, **wanted: int) -> None:
+    """Until so many workers of each pool are ready, and no more are asked for."""
+    found = {name: n for name, n in wanted.items() if n}
+
+    async def there() -> bool:
+        told = {name: (pool.get("planned", 0), pool.get("desired", 0)) for name, pool in status_of(f).items()}
+        return await ready_in(f) == found and told == {name: (n, n) for name, n in wanted.items()}
+
+    await f.until(there, what=f"planned workers {wanted}")
+
+
+async def told_of_plans(f: Fleet) -> list[str]:
+    events = (await f.client.list(EVENT, f.namespace))[0]
+    return [e["note"] for e in events if e["reason"] in ("PoolsPlanned", "PoolsRecommended")]
+
+
+def asked(f: Fleet, rate: float) -> None:
+    """So many requests a second come, and an operator has seen that for long enough."""
+    now = time.time()
+    f.reconciler._observer.windows = tuple(Window(ended_at=now - 10 * i, seconds=10.0, rate=rate) for i in range(30))
+
+
+@pytest.fixture
+def seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_plan, "WATCHED_SECONDS", 0.0)
+
+
+def test_each_pool_is_measured_the_cheapest_is_kept_and_a_price_that_changes_moves_workers(
+    fleet: Any, tools: Any, seen_enough: None
+) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"fast": 3, "slow": 3}, pools=priced(fast="1", slow="1.5"), answering=True) as f:
+            f.reconciler._observer.paces = {"fast": 1.0, "slow": 1.3}
+            asked(f, 90.0)
+            await planned_is(f, fast=2, slow=0)
+            rates = {name: pool["workerRate"] for name, pool in status_of(f).items()}
+            assert rates["fast"] > rates["slow"] > 0, "both were measured, and the one that is not used is remembered"
+            assert any("fast 2" in note and "90 requests/s" in note for note in await told_of_plans(f))
+            f.since()
+            where = {name: {"of": f.namespace, "pool": name} for name in ("fast", "slow")}
+            await f.edit(pools=[p | {"nodeSelector": where[p["name"]]} for p in priced(fast="1", slow="0.05")])
+            await planned_is(f, fast=0, slow=2)
+            assert min(ready for ready, _ in f.since()) == 2, "old workers go when the new ones answer"
+            assert any("slow 2 (was 0)" in note for note in await told_of_plans(f))
+
+    tools.run(story())
+
+
+def test_the_other_pool_takes_over_when_all_nodes_of_the_one_that_serves_vanish_and_gives_back(
+    fleet: Any, tools: Any, seen_enough: None
+) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"cheap": 2, "dear": 2}, pools=priced(cheap="0.1", dear="1"), answering=True) as f:
+            f.reconciler._observer.paces = {"cheap": 1.0, "dear": 1.0}
+            asked(f, 100.0)
+            await planned_is(f, cheap=2, dear=0)
+            lose_nodes(f, "cheap", await f.pods())
+            await until_ready(f, dear=2)
+            await f.until(lambda: f.told().get("PoolsAvailable") == ("False", "PoolWithoutPlace"), what="the complaint")
+            assert status_of(f)["cheap"]["desired"] == 1, "one waits, and tells when there is a place again"
+            for number in range(2):
+                add_node(f.api, f"{f.namespace}-cheap{number}", f.namespace, pool="cheap")
+            await planned_is(f, cheap=2, dear=0)
+            assert "PoolsAvailable" not in f.told()
+
+    tools.run(story())
+
+
+def test_where_the_spec_says_how_many_workers_there_are_a_plan_is_only_told(
+    fleet: Any, tools: Any, seen_enough: None
+) -> None:
+    async def story() -> None:
+        recommended = [pool | {"replicas": 1} for pool in priced(fast="0.1", slow="1")]
+        async with fleet(nodes={"fast": 3, "slow": 3}, pools=recommended, answering=True) as f:
+            f.reconciler._observer.paces = {"fast": 1.0, "slow": 2.0}
+            asked(f, 100.0)
+            await f.until(lambda: status_of(f).get("fast", {}).get("planned") == 2, what="the recommendation")
+            await f.rest()
+            assert await ready_in(f) == {"fast": 1, "slow": 1}
+            assert [note for note in await told_of_plans(f) if note.startswith("workers recommended: fast 2 (was 1)")]
+
+    tools.run(story())
+
+
+def test_a_restarted_operator_takes_no_worker_away_before_it_has_seen_enough(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"fast": 3}, pools=priced(fast="1"), answering=True) as f:
+            f.reconciler._observer.paces = {"fast": 1.0}
+            asked(f, 200.0)
+            await planned_is(f, fast=3)
+            f.reconciler._observer.windows = ()
+            await f.rest()
+            assert await ready_in(f) == {"fast": 3}
 
     tools.run(story())

@@ -286,6 +286,8 @@ def _more_workers(facts: Facts) -> str:
     needed = max(needed, len(facts.ready) + 1)
     if desired >= needed:
         return f"{desired} are wanted, see WorkersAvailable for those that are missing"
+    if facts.pools and not facts.service.spec.pools[0].fixed:
+        return "the plan of the pools adds workers up to their maxWorkers"
     if facts.pools:
         return f"raise replicas in spec.pools, to {needed} in all"
     if facts.scaling is None:

@@ -562,8 +562,9 @@ class CapacityStatus:
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """The workers of one of ``spec.pools``. ``worker_rate`` is requests per second that one of them answers within the
-    latency objective with exits off, as measured there with ``model`` (a backbone's digest) and rounded; 0 before any
-    was. ``message`` says why workers find no room."""
+    latency objective with exits off in batches of ``batch_size`` in ``batch_seconds``, as measured there with ``model``
+    (a backbone's digest) and rounded; 0 before any was. ``planned`` is how many workers the plan has, where there is
+    one. ``message`` says why workers find no place."""
 
     name: str = ""
     desired: int = 0
@@ -571,6 +572,20 @@ class PoolStatus:
     worker_rate: float = 0.0
     model: str = ""
     message: str = ""
+    planned: int = 0
+    batch_size: int = 0
+    batch_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlanStatus:
+    """The plan of all pools, as it was when it last changed: requests per second asked for (``demand``) and
+    ``answered``, and what the workers cost an hour."""
+
+    demand: float = 0.0
+    answered: float = 0.0
+    cost_per_hour: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -787,6 +802,7 @@ class ServiceStatus:
     version: VersionStatus = field(default_factory=VersionStatus)
     capacity: CapacityStatus = CapacityStatus()
     pools: tuple[PoolStatus, ...] = ()
+    pool_plan: PoolPlanStatus = PoolPlanStatus()
     observed: ObservedFigures = ObservedFigures()
     measured: Measured = Measured()
     tiers: tuple[TierUse, ...] = ()

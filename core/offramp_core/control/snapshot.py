@@ -8,6 +8,7 @@ from typing import Literal
 
 from offramp_core.control.objects import Cause, Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.stable.watch import Watch
+from offramp_core.fleet import Window
 from offramp_core.plan import Plan
 from offramp_core.protocol import Observations, PlanDocument, WorkerState
 from offramp_core.reasons import AnyReason, MaybeReason, Reason
@@ -120,6 +121,8 @@ class Load:
     request_rate: float = 0.0
     utilisation: float = 0.0
     peak_rate: float = 0.0
+    #: Requests that came, refused ones included, in each ten seconds of the last hour that this process saw.
+    windows: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ _ROUTE_FIELDS = {"parentRefs", "hostnames"}
 MAX_HOSTNAMES = 16  # an HTTPRoute's own limit
 _POOL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$")
 TAKEN_POOLS = ("main", "next")  # Services of these names share a route with a version on trial
+_POOL_NUMBERS = ("replicas", "costPerHour", "minWorkers", "maxWorkers")
 POOL_OWN = ("nodeSelector", "tolerations", "resources", "resourceClaims")  # in the place of spec.worker's
 _HOSTNAME = re.compile(r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _API_GROUP = re.compile(r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
@@ -176,11 +177,24 @@ class Autoscaling:
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
     """Workers on one kind of nodes. ``worker`` is ``spec.worker`` as it is for them: what the pool says stands in the
-    place of what is said of all."""
+    place of what is said of all.
+
+    Where ``fixed`` is False the operator decides on ``replicas``, between ``min_workers`` and ``max_workers``, by what
+    a worker costs an hour; with both, it only recommends.
+    """
 
     name: str
     replicas: int
     worker: Mapping[str, Any]
+    fixed: bool = True
+    cost_per_hour: float | None = None
+    min_workers: int = 0
+    max_workers: int | None = None
+
+    @property
+    def most(self) -> int:
+        """Workers that there may be."""
+        return self.replicas if self.max_workers is None else self.max_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +457,7 @@ def parse_spec(value: Any) -> ServiceSpec:
     ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
     worker = _worker(spec)
-    pools = _pools(spec, worker)
+    pools = _pools(spec, worker, objective)
     return ServiceSpec(
         **model,
         **objective,
@@ -872,13 +886,13 @@ def _worker(spec: _Reader) -> Mapping[str, Any]:
     return worker
 
 
-def _pools(spec: _Reader, worker: Mapping[str, Any]) -> tuple[WorkerPool, ...]:
+def _pools(spec: _Reader, worker: Mapping[str, Any], objective: Mapping[str, Any]) -> tuple[WorkerPool, ...]:
     """The kinds of nodes that workers run on, each with workers of its own."""
     if "pools" not in spec.value:
         return ()
     entries, path = spec.get("pools"), spec.path("pools")
     if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_POOLS:
-        raise InvalidSpecError(path, f"list between 1 and {MAX_POOLS} pools with name and replicas")
+        raise InvalidSpecError(path, f"list between 1 and {MAX_POOLS} pools with name and replicas, or with maxWorkers")
     for other in ("replicas", "autoscaling"):
         if other in spec.value:
             raise InvalidSpecError(path, f"say how many workers there are; remove spec.{other}")
@@ -887,12 +901,17 @@ def _pools(spec: _Reader, worker: Mapping[str, Any]) -> tuple[WorkerPool, ...]:
         what = "sideBySide" if policy.get("sideBySide") is not None else "type Recreate"
         raise InvalidSpecError(path, f"cannot be together with updatePolicy.{what}; remove one of them")
     found = tuple(
-        _pool(_Reader(e, f"{path}[{i}]", {"name", "replicas", *POOL_OWN}), worker) for i, e in enumerate(entries)
+        _pool(_Reader(e, f"{path}[{i}]", {"name", *_POOL_NUMBERS, *POOL_OWN}), worker) for i, e in enumerate(entries)
     )
     if len({pool.name for pool in found}) != len(found):
         raise InvalidSpecError(path, "a pool is named twice")
-    if sum(pool.replicas for pool in found) > MAX_REPLICAS:
+    if sum(max(pool.replicas, pool.most) for pool in found) > MAX_REPLICAS:
         raise InvalidSpecError(path, f"ask for more than {MAX_REPLICAS} workers")
+    for name, given in (("replicas", {p.fixed for p in found}), ("maxWorkers", {p.max_workers is None for p in found})):
+        if len(given) > 1:
+            raise InvalidSpecError(path, f"some have {name} and others not; write it for all of them, or for none")
+    if found[0].max_workers is not None and (objective["latency_seconds"] is None or objective["output"] in GENERATED):
+        raise InvalidSpecError(path, "are planned by latency.threshold of whole replies; write replicas of each pool")
     return found
 
 
@@ -901,7 +920,28 @@ def _pool(reader: _Reader, worker: Mapping[str, Any]) -> WorkerPool:
     if name in TAKEN_POOLS:
         raise InvalidSpecError(reader.path("name"), f"{name} names a Service of versions; use another name")
     own = {field_name: reader.get(field_name) for field_name in POOL_OWN if reader.get(field_name)}
-    return WorkerPool(name, reader.integer("replicas", None, low=0, high=MAX_REPLICAS), {**worker, **own})
+    return WorkerPool(name, worker={**worker, **own}, **_pool_numbers(reader))
+
+
+def _pool_numbers(reader: _Reader) -> dict[str, Any]:
+    """How many workers there are, or between what limits the operator decides on them."""
+    given = set(reader.value) & set(_POOL_NUMBERS)
+    if not given & {"replicas", "maxWorkers"}:
+        raise InvalidSpecError(
+            reader.path("replicas"), "say how many workers the pool has, or costPerHour and maxWorkers"
+        )
+    if ("costPerHour" in given) != ("maxWorkers" in given) or ("minWorkers" in given and "maxWorkers" not in given):
+        missing = "costPerHour" if "maxWorkers" in given else "maxWorkers"
+        raise InvalidSpecError(reader.path(missing), "is missing; costPerHour and maxWorkers belong together")
+    fixed = "replicas" in given
+    numbers: dict[str, Any] = {"fixed": fixed}
+    numbers["replicas"] = reader.integer("replicas", None, low=0, high=MAX_REPLICAS) if fixed else 0
+    if "maxWorkers" not in given:
+        return numbers
+    fewest = reader.integer("minWorkers", 0, low=0, high=MAX_REPLICAS)
+    most = reader.integer("maxWorkers", None, low=max(1, fewest), high=MAX_REPLICAS)
+    cost = reader.decimal("costPerHour", None, low="0.0001", high="100000")
+    return {**numbers, "cost_per_hour": cost, "min_workers": fewest, "max_workers": most}
 
 
 def _autoscaling(spec: _Reader) -> Autoscaling | None:

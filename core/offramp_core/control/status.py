@@ -12,6 +12,7 @@ from offramp_core.control.draft import Draft
 from offramp_core.control.objects import (
     Condition,
     Config,
+    PoolPlanStatus,
     PoolStatus,
     Rollout,
     RolloutSummary,
@@ -30,6 +31,7 @@ from offramp_core.control.trust import not_pooled
 from offramp_core.control.tuning.tuner import PinJudged, Tuned
 from offramp_core.control.workers.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.workers.delivery import proven_models
+from offramp_core.control.workers.pool_plan import plan_event, with_plan
 from offramp_core.control.workers.pools import Model, next_pools, rate_of_all
 from offramp_core.control.workers.versions import serving_source
 from offramp_core.evidence.one_arm import log_e_value
@@ -44,7 +46,8 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
     facts = _facts(seen, draft, pin)
     ids, costs = seen.served.chain(stable.plan.precision)
     observed, times, n, k = observe(facts, ids, costs, audits=draft.measured_of_stable.audits)
-    facts = replace(facts, pools=_pools(seen))
+    pools, pool_plan = _pools(seen)
+    facts = replace(facts, pools=pools)
     facts = replace(facts, capacity=_capacity(seen, draft, facts.pools, n=n, k=k))
     settled = before.settled_generation
     if facts.settled and not document_changed:
@@ -61,6 +64,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
         version=seen.version.status,
         capacity=facts.capacity.status,
         pools=facts.pools,
+        pool_plan=pool_plan,
         observed=observed if stable.name == before.stable_config else replace(observed, taken_at=None),
         measured=draft.measured_of_stable,
         tiers=_tiers(seen, draft),
@@ -71,6 +75,12 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
         conditions=conditions(facts, settled_generation=settled, observed=(times, n, k)),
     )
     return summarised(status)
+
+
+def plan_reported(seen: Seen, draft: Draft, status: ServiceStatus) -> Draft:
+    """An event where other workers are planned for the pools than before."""
+    event = plan_event(seen.service, status.pools, status.pool_plan)
+    return draft if event is None else draft.with_events(event)
 
 
 def quarantine_reported(seen: Seen, draft: Draft) -> Draft:
@@ -213,12 +223,14 @@ def _workers_of_the_spec(seen: Seen) -> tuple[Worker, ...]:
     return (*main, *seen.trial)
 
 
-def _pools(seen: Seen) -> tuple[PoolStatus, ...]:
+def _pools(seen: Seen) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     served, spec = seen.served, seen.spec
     off = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
     model = Model(served.costs, served.backbone_digest, off.content_hash, spec.latency_seconds or inf)
     before, doubted = seen.service.status.pools, {*seen.foreign, *seen.quarantined}
-    return next_pools(spec.pools, seen.everybody, before=before, model=model, distrusted=doubted)
+    known = next_pools(spec.pools, seen.everybody, before=before, model=model, distrusted=doubted)
+    load, since = seen.snapshot.observed.load, seen.snapshot.watched_since
+    return with_plan(seen.service, known, load, now=seen.now, watched_since=since)
 
 
 def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], *, n: int, k: int) -> Capacity:

@@ -10,8 +10,8 @@ planner.py   when workers stay, and the table of what was considered
 transition.py  what may be started, switched and stopped now on the way there
 document.py  pools and services as people write them down
 
-``offramp plan`` shows what it says, and the operator does not use it yet: who scales a service is its own
-``spec.autoscaling``. Decision 99 says what was tried.
+``offramp plan`` shows what it says of many services; the operator plans the pools of each service with it
+(:mod:`offramp_core.control.workers.pool_plan`). Decision 99 says what was tried.
 """
 
 from offramp_core.fleet.bursts import burst_variation, variation_to_plan_for

@@ -12,16 +12,29 @@ from offramp_operator.explain.family import Family
 def pool_facts(family: Family) -> list[str]:
     """A sentence about each pool; nothing without pools."""
     alone = "with the model alone" if family.service.spec.generates else "without exits"
+    costs = {p.name: f"{p.cost_per_hour:g} an hour each" for p in family.service.spec.pools if p.cost_per_hour}
     facts = []
     for pool in family.service.status.pools:
         able = f"each answers about {format_rate(pool.worker_rate)} requests/s {alone}"
         parts = [
             f"{pool.ready} of {pool.desired} workers ready",
             able if pool.worker_rate else "not measured yet",
+            costs.get(pool.name, ""),
             pool.message,
         ]
         facts.append(f"pool {pool.name}: {'; '.join(filter(None, parts))}")
-    return facts
+    return [*facts, *_plan(family)]
+
+
+def _plan(family: Family) -> list[str]:
+    """The numbers that are planned, or recommended where the spec has its own."""
+    plan, pools = family.service.status.pool_plan, family.service.status.pools
+    if not plan.reason:
+        return []
+    numbers = ", ".join(f"{pool.name} {pool.planned}" for pool in pools)
+    verb = "recommended" if family.service.spec.pools and family.service.spec.pools[0].fixed else "planned"
+    asked = f"for {format_rate(plan.demand)} requests/s: {plan.reason}"
+    return [f"workers {verb}: {numbers}; {plan.cost_per_hour:g} an hour, {asked}"]
 
 
 def pool_data(family: Family) -> list[Any]:

@@ -17,6 +17,7 @@ from offramp_core.control.codec import from_json, parse_time, to_json
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import NewConfig, NewRollout
 from offramp_core.control.spec import parse_spec
+from offramp_core.control.workers.pools import with_numbers
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts
 from offramp_operator.shell.packing import packed, unpacked
@@ -39,7 +40,7 @@ _OURS, _THEIRS = "lastTransitionAt", "lastTransitionTime"
 def service_from_manifest(manifest: Mapping[str, Any]) -> Service:
     """Raises :class:`InvalidSpecError` or :class:`InvalidArgumentError`; the message names the field."""
     metadata = manifest["metadata"]
-    return Service(
+    service = Service(
         namespace=metadata.get("namespace", "default"),
         name=metadata["name"],
         uid=metadata["uid"],
@@ -48,6 +49,7 @@ def service_from_manifest(manifest: Mapping[str, Any]) -> Service:
         status=status_from_manifest(ServiceStatus, manifest),
         request=(metadata.get("annotations") or {}).get(REQUEST_ANNOTATION, ""),
     )
+    return with_numbers(service)
 
 
 def config_from_manifest(manifest: Mapping[str, Any]) -> Config:

@@ -26,6 +26,7 @@ from offramp_core.control.objects import TuningStatus
 from offramp_core.control.rollouts.ledger import impossible, went_backwards
 from offramp_core.control.snapshot import Load, Observed, RecordStore, Worker, WorkerEndpoint
 from offramp_core.errors import InvalidRecordsError, UnavailableError
+from offramp_core.fleet import Window
 from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState
 from offramp_core.reasons import Reason
 from offramp_core.records import records_from_arrays
@@ -43,6 +44,7 @@ FAILURES_UNTIL_SILENT = 3
 SECONDS_UNTIL_SILENT = 10.0
 SUSPECT_SECONDS = 0.25  # a pass waits so long for workers whose last pull failed
 LOAD_WINDOW_SECONDS = 10.0
+MOST_WINDOWS = 360  # an hour of them
 PULLS_AT_ONCE = 128  # over all services; a deadline counts from when a pull begins
 MAX_MORE_SETS = 4  # twice what a worker holds
 KEEP_ALIVE_SECONDS = (
@@ -88,6 +90,7 @@ class _ServiceMemory:
     stores: dict[RampSetKey, tuple[tuple[int, int], RecordStore | None]] = field(default_factory=dict)
     revision: int = 0
     peak_rate: RollingMaximum = field(default_factory=RollingMaximum)
+    windows: deque[Window] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     tuning: TuningStatus = COLLECTING
 
 
@@ -143,7 +146,7 @@ class Observer:
         memory = await self._pull_all(key, endpoints, token, renew=renew)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
-        return Observed(workers, own, others, _load(memory, self._monotonic()))
+        return Observed(workers, own, others, _load(memory, self._monotonic(), self._clock()))
 
     async def poll(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> int:
         """Pull all workers of a service once; the revision after that. Cheap where nothing is new: an answer that
@@ -505,7 +508,7 @@ def _rested(seen: _Seen, now: float) -> None:
         _note_work(seen, seen.work[-1]._replace(at=now))
 
 
-def _load(memory: _ServiceMemory, now: float) -> Load:
+def _load(memory: _ServiceMemory, now: float, clock: float) -> Load:
     """Rates over the last pulls (about ten seconds of them, so that two pulls in a row do not make noise), and their
     peak."""
     rates, shares, coming = [], [], []
@@ -519,10 +522,12 @@ def _load(memory: _ServiceMemory, now: float) -> Load:
                 coming.append((last.came - first.came) / seconds)
     if coming:
         memory.peak_rate.note(sum(coming), now)
-    peak = memory.peak_rate.highest(now)
+        if not memory.windows or abs(clock - memory.windows[-1].ended_at) >= LOAD_WINDOW_SECONDS:
+            memory.windows.append(Window(ended_at=clock, seconds=LOAD_WINDOW_SECONDS, rate=sum(coming)))
+    peak, windows = memory.peak_rate.highest(now), tuple(memory.windows)
     if not rates:
-        return Load(peak_rate=peak)
-    return Load(request_rate=sum(rates), utilisation=sum(shares) / len(shares), peak_rate=peak)
+        return Load(peak_rate=peak, windows=windows)
+    return Load(sum(rates), sum(shares) / len(shares), peak, windows)
 
 
 def _records(memory: _ServiceMemory, workers: Sequence[Worker]) -> tuple[RecordStore | None, Mapping[str, RecordStore]]:

@@ -29,6 +29,9 @@ except ImportError:  # the release before this one, which an upgrade begins with
 
     exposure.judged_batches_needed.__kwdefaults__["limit"] = 150
 else:
+    from offramp_core.control.workers import pool_plan
+
+    pool_plan.WATCHED_SECONDS = 15.0
     slowness.LARGEST_BATCH_EXPOSURE = slowness.LARGEST_CHEAP_EXPOSURE = 150  # type: ignore[attr-defined]
 rollout.ACK_TIMEOUT_SECONDS = 15.0 * SLOWNESS
 decide.CANARY_LEASE_SECONDS = 10.0 * SLOWNESS

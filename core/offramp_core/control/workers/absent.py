@@ -10,6 +10,7 @@ from offramp_core.control.conditions import Facts, conditions, workers_status
 from offramp_core.control.objects import Config, ConfigStatus
 from offramp_core.control.snapshot import Decision, Event, Snapshot, Worker
 from offramp_core.control.status import capacity_of, summarised
+from offramp_core.control.workers.pool_plan import plan_event, with_plan
 from offramp_core.control.workers.pools import next_pools
 from offramp_core.control.workers.rest import Rest, at_rest
 from offramp_core.control.workers.update import Update
@@ -35,7 +36,11 @@ def without_workers(
     rest = Rest(service.status, snapshot.gathered.configs.get(service.status.stable_config))
     if snapshot.gathered.desired == 0:
         rest = at_rest(snapshot, now, canary_lease_seconds=canary_lease_seconds)
-    facts = _facts(snapshot, trial, version, update, stable=rest.stable, now=now)
+    known = next_pools(service.spec.pools, snapshot.workers, before=service.status.pools, model=None)
+    # Where the only pool that had workers is lost, another one has to start some.
+    pools, plan = with_plan(service, known, snapshot.observed.load, now=now, watched_since=snapshot.watched_since)
+    planned = plan_event(service, pools, plan)
+    facts = replace(_facts(snapshot, trial, version, update, stable=rest.stable, now=now), pools=pools)
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.
     settled = service.generation if not facts.desired and facts.settled else service.status.settled_generation
     status = replace(
@@ -47,6 +52,7 @@ def without_workers(
         version=version.status,
         capacity=facts.capacity.status,
         pools=facts.pools,
+        pool_plan=plan,
         conditions=conditions(facts, settled_generation=settled, observed=({}, 0, 0)),
     )
     return Decision(
@@ -55,7 +61,7 @@ def without_workers(
         config_statuses=_news(rest.config_statuses, snapshot.gathered.configs),
         rollout_statuses=rest.rollout_statuses,
         publish=rest.publish,
-        events=(*events, *rest.events, *_wakes_up(facts)),
+        events=(*events, *rest.events, *_wakes_up(facts), *((planned,) if planned is not None else ())),
         requeue_after_seconds=STARTING_REQUEUE_SECONDS if facts.desired else AT_REST_REQUEUE_SECONDS,
         watch=snapshot.watch,
     )
@@ -89,7 +95,6 @@ def _facts(
         worker_class=snapshot.gathered.worker_class,
         class_trouble=snapshot.gathered.class_trouble,
         turn=snapshot.gathered.turn,
-        pools=next_pools(service.spec.pools, snapshot.workers, before=service.status.pools, model=None),
     )
 
 

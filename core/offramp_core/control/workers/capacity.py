@@ -35,20 +35,45 @@ QUIET_SECONDS = 600.0  # a proven plan must have served so long before workers a
 # --- what a worker can do --------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerBatch:
+    """The batches in which a worker answers most: rows, seconds, and the requests per second that it answers in
+    time."""
+
+    rows: int
+    seconds: float
+    rate: float
+
+
 def worker_rate(
     costs: Mapping[str, Sequence[Any]],
     counts: Iterable[ArmCounts],
     *,
     exits_off_hash: str,
     latency_seconds: float,
-    least_pace: float = 0.0,
 ) -> float:
     """Requests per second that one worker answers within the latency objective with exits off; 0 where nothing is
-    known.
+    known."""
+    best = best_batch(costs, counts, exits_off_hash=exits_off_hash, latency_seconds=latency_seconds)
+    return 0.0 if best is None else best.rate
+
+
+def best_batch(
+    costs: Mapping[str, Sequence[Any]],
+    counts: Iterable[ArmCounts],
+    *,
+    exits_off_hash: str,
+    latency_seconds: float,
+    least_pace: float = 0.0,
+    batch_share: float = SECONDS_OF_OBJECTIVE,
+) -> WorkerBatch | None:
+    """In which batches one worker answers most within the latency objective with exits off, and how much; None where
+    nothing is known.
 
     The profile says how long batches take, and batches that ran with exits off here (all of them before the first plan,
-    those held back from it later) how much slower or faster this machine is. A batch may take half of the objective, as
-    the worker's batching has it. ``latency_seconds`` is infinite where the whole reply has no objective.
+    those held back from it later) how much slower or faster this machine is. A batch may take ``batch_share`` of the
+    objective: half, as the worker's batching has it. ``latency_seconds`` is infinite where the whole reply has no
+    objective.
 
     Parameters
     ----------
@@ -69,15 +94,16 @@ def worker_rate(
         sizes = [float(size) for size in costs["batch_size"]]
         whole = [float(sum(row)) for row in costs["segment_seconds"]]
     except (KeyError, TypeError, ValueError):
-        return 0.0
+        return None
     if not sizes or len(sizes) != len(whole) or not all(0 < s < math.inf for s in (*sizes, *whole)):
-        return 0.0
+        return None
     pace = _pace(seconds_by_rows(sizes, whole), (c for c in counts if c.plan_hash == exits_off_hash), least=least_pace)
     seconds = [pace * s for s in seconds_by_rows(sizes, whole)]
-    allowed = SECONDS_OF_OBJECTIVE * latency_seconds
+    allowed = batch_share * latency_seconds
     fits = [n for n in range(1, MAX_BATCH + 1) if n == 1 or seconds[n] <= allowed]
     share = min(LARGEST_SHARE, max(SMALLEST_SHARE, 1 - OWN_TIMES * seconds[1] / latency_seconds))
-    return share * max(n / seconds[n] for n in fits)
+    best = max(fits, key=lambda n: n / seconds[n])
+    return WorkerBatch(best, seconds[best], share * best / seconds[best])
 
 
 def _pace(profiled: Sequence[float], counts: Iterable[ArmCounts], *, least: float) -> float:

@@ -8,14 +8,15 @@ batches that ran with exits off tell it under traffic.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from offramp_core.control.objects import PoolStatus
+from offramp_core.control.objects import PoolStatus, Service
 from offramp_core.control.snapshot import Worker
 from offramp_core.control.spec import WorkerPool
-from offramp_core.control.workers.capacity import rate_anew, worker_rate
+from offramp_core.control.workers.capacity import WorkerBatch, best_batch, rate_anew
 
+BATCH_SHARE = 0.25  # of the objective, which leaves half of it for waiting where two batches come before
 MOST_WEIGHT = 1000  # of a pool among those that a Gateway shares requests among
 
 
@@ -53,41 +54,66 @@ def next_pools(
         own = [w for w in workers if w.endpoint.pool == pool.name]
         earlier = known.get(pool.name, PoolStatus(pool.name))
         if model is not None and earlier.model != model.digest:
-            earlier = PoolStatus(pool.name)
-        rate = measured_rate([w for w in own if w.endpoint.name not in doubted], model)
-        kept = rate_anew(earlier.worker_rate, rate) if rate > 0 else earlier.worker_rate
+            earlier = PoolStatus(pool.name, planned=earlier.planned)
+        earlier = _measured(earlier, measured_batch([w for w in own if w.endpoint.name not in doubted], model))
         ready = sum(w.endpoint.ready for w in own)
         lacking = next((w.endpoint.failure for w in own if w.endpoint.finds_no_place), "")
         found.append(
-            PoolStatus(
-                pool.name,
-                pool.replicas,
-                ready,
-                worker_rate=kept,
-                model=(earlier.model if model is None else model.digest) if kept else "",
+            replace(
+                earlier,
+                desired=pool.replicas,
+                ready=ready,
+                model=(earlier.model if model is None else model.digest) if earlier.worker_rate else "",
                 message=lacking if ready < pool.replicas else "",
+                planned=0 if pool.max_workers is None else _planned(pool, known.get(pool.name)),
             )
         )
     return tuple(found)
 
 
-def measured_rate(workers: Sequence[Worker], model: Model | None) -> float:
-    """Requests per second that one of the workers answers in time with exits off, by what they measured themselves; 0
+def _planned(pool: WorkerPool, before: PoolStatus | None) -> int:
+    """What was planned so far: at first the user's number, or the fewest."""
+    if before is not None:
+        return before.planned
+    return pool.replicas if pool.fixed else pool.min_workers
+
+
+def _measured(before: PoolStatus, batch: WorkerBatch | None) -> PoolStatus:
+    """The figures of a batch, rounded to the safe side; those of before while they are about right."""
+    if batch is None or (rate := rate_anew(before.worker_rate, batch.rate)) == before.worker_rate:
+        return before
+    return replace(before, worker_rate=rate, batch_size=batch.rows, batch_seconds=float(f"{batch.seconds:.2g}"))
+
+
+def measured_batch(workers: Sequence[Worker], model: Model | None) -> WorkerBatch | None:
+    """In which batches one of the workers answers most in time with exits off, by what they measured themselves; None
     where none did."""
     if model is None:
-        return 0.0
+        return None
     states = (w.state for w in workers if w.state is not None and w.state.backbone_digest == model.digest)
     paces = [state.pace for state in states if state.pace > 0]
     if not paces:
-        return 0.0
+        return None
     observed = [w.observations for w in workers if w.observations is not None]
-    return worker_rate(
+    return best_batch(
         model.costs,
         (c for o in observed for c in (*o.counts, *o.held_back)),
         exits_off_hash=model.exits_off_hash,
         latency_seconds=model.latency_seconds,
         least_pace=sum(paces) / len(paces),
+        batch_share=BATCH_SHARE,
     )
+
+
+def with_numbers(service: Service) -> Service:
+    """The service with the numbers of workers that the operator decided on where the spec leaves them to it; before it
+    has, one in each pool, which is measured."""
+    spec, known = service.spec, {pool.name: pool.desired for pool in service.status.pools}
+    if all(pool.fixed for pool in spec.pools):
+        return service
+    numbers = [min(pool.most, max(pool.min_workers, known.get(pool.name, 1))) for pool in spec.pools]
+    pools = tuple(replace(pool, replicas=n) for pool, n in zip(spec.pools, numbers, strict=True))
+    return replace(service, spec=replace(spec, pools=pools, replicas=sum(numbers)))
 
 
 def rate_of_all(pools: Iterable[PoolStatus], *, by_weight: bool) -> float:

@@ -1,0 +1,315 @@
+"""How many workers each pool of a service is to have: the cheapest that answer what is asked, by the fleet's planner.
+
+Figures are those with exits off, so that a plan may be taken back at any moment. A worker behind a Service has a queue
+of its own; the room that independent users take of one is in its rate already. Where requests are shared by numbers of
+workers, each worker of the pools that serve together gets as many, so that none of them counts for more than the
+slowest of them can do: every set of the fastest pools is planned, and the cheapest taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service
+from offramp_core.control.snapshot import Event, Load
+from offramp_core.control.spec import WorkerPool
+from offramp_core.fleet import (
+    Caution,
+    Column,
+    Key,
+    Pool,
+    Present,
+    ServicePlan,
+    Workers,
+    next_steps,
+    plan_fleet,
+    predicted_rate,
+)
+from offramp_core.fleet import Service as Planned
+from offramp_core.reasons import Reason
+
+NAME = "service"  # each service is planned alone: its pools are its own
+STARTUP_SECONDS = 30.0  # from the decision to the first answer
+LEAST_RATE = 1e-3  # of a service that nobody asks: one worker stays, or nobody would notice that it is asked again
+RECENT_SECONDS = 60.0
+WATCHED_SECONDS = 120.0  # of requests that this process must have seen before it takes workers away
+CAUTION = Caution()
+TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsView:
+    """What the plan may look at. ``known`` has the figures of now, and what was planned and asked for before.
+
+    ``demand`` is requests per second, ``late_share`` of which may be late; ``by_weight`` says that they are shared by
+    what workers can do. ``may_lower`` is False while too little was seen to take workers away.
+    """
+
+    pools: tuple[WorkerPool, ...]
+    known: tuple[PoolStatus, ...]
+    demand: float
+    latency_seconds: float
+    late_share: float
+    by_weight: bool
+    may_lower: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsPlan:
+    """``planned`` workers of each pool, what they cost an hour and answer, and why; empty where nothing could be
+    planned."""
+
+    planned: Mapping[str, int] = field(default_factory=dict)
+    cost_per_hour: float = 0.0
+    answered: float = 0.0
+    reason: str = ""
+
+
+def plan_pools(view: PoolsView) -> PoolsPlan:
+    """The cheapest workers that answer the demand with room to spare; those of before, while a change would not pay.
+
+    No pool is asked for more workers than it has a place for, and none for fewer than its floor. One that was not
+    measured yet takes no part.
+    """
+    one = _Planner(view)
+    if not one.usable:
+        return PoolsPlan(reason=one.nothing_usable())
+    if any(known.planned and known.ready and not known.worker_rate for known in view.known):
+        return PoolsPlan()  # a model is on its way through the pools, and workers of the one before serve
+    best = one.best()
+    planned = best.planned
+    reason = best.reason
+    if not view.may_lower:
+        raised = {name: max(n, one.present[name]) for name, n in planned.items()}
+        if raised != planned:
+            planned, reason = raised, "too little was seen since the operator started to take workers away"
+    cost = sum(n * one.cost[name] for name, n in planned.items())
+    return PoolsPlan(planned, cost, best.answered, reason)
+
+
+def next_numbers(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
+    """How many workers each pool is to ask for now, on the way to the plan: new ones answer before old ones go.
+
+    A pool without a place for all its workers asks for one more than it has: when that one starts, there is a place
+    again. A pool that was not measured has one worker that does it.
+    """
+    asked, room = dict[str, int](), list[Pool]()
+    ready, starting, wanted = list[Workers](), list[Workers](), list[Workers]()
+    for pool, known in zip(view.pools, view.known, strict=True):
+        key, n = _key(pool.name), max(planned.get(pool.name, known.desired), pool.min_workers)
+        if known.message:
+            asked[pool.name] = min(pool.most, max(n, known.ready + 1))
+            continue
+        if not known.worker_rate:
+            n = max(n, 1)
+        room.append(Pool(name=pool.name, cost_per_hour=1.0, max_workers=pool.most, worker_memory_bytes=1))
+        asked[pool.name] = known.desired
+        ready += _workers(key, min(known.ready, known.desired))
+        starting += _workers(key, max(0, known.desired - known.ready))
+        wanted += _workers(key, min(n, pool.most))
+    present = Present(ready=tuple(ready), starting=tuple(starting))
+    step = next_steps({NAME: present}, {NAME: wanted}, room)[NAME]
+    for w in step.start:
+        asked[w.key.pool] += w.count
+    for w in (*step.stop, *step.stop_starting):
+        asked[w.key.pool] -= w.count
+    return asked
+
+
+def with_plan(
+    service: Service, known: tuple[PoolStatus, ...], load: Load, *, now: float, watched_since: float
+) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
+    """How each pool stands with what is planned for it now, and the plan. Where the spec says how many workers there
+    are, the plan is told and changes nothing."""
+    spec, before = service.spec, service.status.pool_plan
+    if not spec.pools or spec.pools[0].max_workers is None:
+        return known, PoolPlanStatus()
+    view = PoolsView(
+        spec.pools,
+        known,
+        demand_of(load, now),
+        spec.latency_seconds or 0.0,
+        1 - spec.latency_share,
+        by_weight=spec.route is not None,
+        may_lower=now - watched_since >= WATCHED_SECONDS,
+    )
+    plan = plan_pools(view)
+    numbers = next_numbers(view, plan.planned)
+    pools = []
+    for pool, status in zip(spec.pools, known, strict=True):
+        n = plan.planned.get(pool.name, status.planned)
+        desired = status.desired if pool.fixed else numbers[pool.name]
+        pools.append(replace(status, planned=n, desired=desired))
+    if not plan.planned:
+        return tuple(pools), replace(before, reason=plan.reason or before.reason)
+    if before.reason and all(a.planned == b.planned for a, b in zip(pools, known, strict=True)):
+        return tuple(pools), before
+    demand, answered = _digits(view.demand), _digits(plan.answered)
+    return tuple(pools), PoolPlanStatus(demand, answered, round(plan.cost_per_hour, 6), plan.reason)
+
+
+def plan_event(service: Service, pools: Sequence[PoolStatus], plan: PoolPlanStatus) -> Event | None:
+    """What people are told where the plan is another one than before."""
+    before = {pool.name: pool.planned for pool in service.status.pools}
+    if plan == service.status.pool_plan or not plan.reason:
+        return None
+    now = ", ".join(
+        f"{pool.name} {pool.planned}" + (f" (was {was})" if (was := before.get(pool.name)) != pool.planned else "")
+        for pool in pools
+    )
+    cost = service.status.pool_plan.cost_per_hour
+    dear = f"{plan.cost_per_hour:g} an hour" + (f" (was {cost:g})" if cost else "")
+    fixed = service.spec.pools[0].fixed
+    message = (
+        f"workers {'recommended' if fixed else 'planned'}: {now}; {dear}; {plan.demand:g} requests/s are asked for, "
+        f"these answer {plan.answered:g} with exits off; {plan.reason}"
+    )
+    return Event(Reason.POOLS_RECOMMENDED if fixed else Reason.POOLS_PLANNED, message)
+
+
+def demand_of(load: Load, now: float) -> float:
+    """Requests per second to plan for: what is expected by the time that a new worker answers, or the most that came in
+    ten seconds of the last minute."""
+    newest = (w.rate for w in load.windows if w.ended_at > now - RECENT_SECONDS)
+    return max(predicted_rate(load.windows, now=now, lead_seconds=STARTUP_SECONDS), max(newest, default=0.0))
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A plan for some of the pools, their floors included."""
+
+    planned: Mapping[str, int]
+    cost: float
+    answered: float
+    unmet: float
+    spared: bool
+    changed: bool
+    reason: str
+
+
+class _Planner:
+    def __init__(self, view: PoolsView) -> None:
+        self.view = view
+        known = {pool.name: pool for pool in view.known}
+        self.cost = {pool.name: pool.cost_per_hour or 0.0 for pool in view.pools}
+        self.rate = {pool.name: known[pool.name].worker_rate for pool in view.pools}
+        self.room = {p.name: _room(p, known[p.name]) for p in view.pools}
+        self.floor = {p.name: min(p.min_workers, self.room[p.name]) for p in view.pools}
+        self.before = {p.name: min(known[p.name].planned, self.room[p.name]) for p in view.pools}
+        self.present = {p.name: min(known[p.name].desired, self.room[p.name]) for p in view.pools}
+        self.batch = {name: (pool.batch_size, pool.batch_seconds) for name, pool in known.items()}
+        self.usable = [
+            name
+            for name, rate in self.rate.items()
+            if rate > 0 and self.room[name] > 0 and 2 * self.batch[name][1] < view.latency_seconds
+        ]
+
+    def nothing_usable(self) -> str:
+        """Why no pool may serve, where they were measured."""
+        slow = [name for name, rate in self.rate.items() if rate > 0 and self.room[name] > 0]
+        if not slow:
+            return ""
+        fastest = min(self.batch[name][1] for name in slow)
+        return f"no pool answers in time: two batches take {2 * fastest:g} s of {self.view.latency_seconds:g} s"
+
+    def best(self) -> _Offer:
+        """Of all sets of the fastest pools; of all pools alike where requests are shared by what they can do."""
+        if self.view.by_weight:
+            return self._offer(self.usable, self.view.demand, keep=True)
+        sets = self._sets()
+        now = next((s for s in sets if all(n in s for n, count in self.before.items() if count)), sets[-1])
+        kept = self._offer(now, self.view.demand, keep=True)
+        fresh = min((self._offer(s, self.view.demand) for s in sets), key=_order)
+        if kept.changed or kept.unmet:
+            return min((kept, fresh), key=_order)
+        return fresh if self._pays(kept, fresh, sets) else kept
+
+    def _sets(self) -> list[list[str]]:
+        """Those of the fastest pools, smallest first; workers of a floor are there whatever is planned."""
+        slowest = [self.rate[name] for name in self.usable if self.floor[name]]
+        rates = sorted({self.rate[name] for name in self.usable}, reverse=True)
+        rates = [rate for rate in rates if not slowest or rate <= min(slowest)]
+        return [[name for name in self.usable if self.rate[name] >= rate] for rate in rates]
+
+    def _pays(self, kept: _Offer, fresh: _Offer, sets: Sequence[list[str]]) -> bool:
+        """Whether going over to another set earns what the change costs, and would with more demand as well."""
+        more = self.view.demand * (1 + CAUTION.slack) / (1 + CAUTION.spare)
+        dear = min((self._offer(s, more) for s in sets), key=_order)
+        moved = sum(abs(n - kept.planned[name]) * self.cost[name] for name, n in fresh.planned.items())
+        earned = (kept.cost - fresh.cost) * CAUTION.horizon_seconds
+        return not dear.unmet and dear.cost < kept.cost and earned > moved * STARTUP_SECONDS
+
+    def _offer(self, names: Iterable[str], demand: float, *, keep: bool = False) -> _Offer:
+        names = list(names)
+        by_rate = {name: self.rate[name] for name in names}
+        if not self.view.by_weight:
+            by_rate = dict.fromkeys(names, min(by_rate.values()))
+        floors = sum(self.floor[name] * rate for name, rate in by_rate.items())
+        rest = demand - floors
+        if rest < LEAST_RATE:
+            rest = 0.0 if any(self.floor[name] for name in names) else LEAST_RATE
+        service = self._service(by_rate, rest)
+        extra = {n: self.before[n] - self.floor[n] for n in names if self.before[n] > self.floor[n]}
+        now = [w for name, count in extra.items() for w in _workers(self._column(name, by_rate[name]).key, count)]
+        pools = [self._pool(name) for name in names]
+        (plan,) = plan_fleet([service], pools, current={NAME: now} if keep and now else None).services
+        return self._with_floors(plan, floors, demand)
+
+    def _with_floors(self, plan: ServicePlan, floors: float, demand: float) -> _Offer:
+        planned = dict(self.floor)
+        for w in plan.workers:
+            planned[w.key.pool] += w.count
+        cost = sum(n * self.cost[name] for name, n in planned.items())
+        reason = plan.reason if plan.workers else "the fewest that each pool keeps answer what is asked"
+        answered = plan.answered_rate + floors
+        spared = answered >= demand * (1 + CAUTION.spare) * (1 - TINY)
+        return _Offer(planned, cost, answered, plan.unmet_rate, spared, planned != self.before, reason)
+
+    def _service(self, by_rate: Mapping[str, float], rate: float) -> Planned:
+        return Planned(
+            name=NAME,
+            rate=rate,
+            predicted_rate=rate,
+            arrival_variation=0.0,  # of independent users is in the rate of each worker
+            latency_seconds=self.view.latency_seconds,
+            late_share=self.view.late_share,
+            max_disagreement=0.0,
+            columns=tuple(self._column(name, each) for name, each in by_rate.items()),
+        )
+
+    def _column(self, name: str, rate: float) -> Column:
+        size, seconds = self.batch[name]
+        return Column(
+            key=replace(_key(name), batch_size=size),
+            batch_seconds=seconds,
+            worker_rate=rate,
+            certified_disagreement=0.0,
+            memory_bytes=0,
+            startup_seconds=STARTUP_SECONDS,
+        )
+
+    def _pool(self, name: str) -> Pool:
+        n = self.room[name] - self.floor[name]
+        return Pool(name=name, cost_per_hour=self.cost[name], max_workers=n, worker_memory_bytes=1)
+
+
+def _order(offer: _Offer) -> tuple[float, bool, float]:
+    return offer.unmet, not offer.spared, offer.cost
+
+
+def _room(pool: WorkerPool, known: PoolStatus) -> int:
+    """Workers that there is a place for, as far as is known."""
+    return min(pool.most, known.ready) if known.message else pool.most
+
+
+def _key(pool: str) -> Key:
+    return Key(plan="exits off", pool=pool, batch_size=1)
+
+
+def _workers(key: Key, count: int) -> list[Workers]:
+    return [Workers(key=key, count=count)] if count else []

@@ -1,0 +1,89 @@
+"""Workers in pools on a real node, under traffic: a pool loses its nodes and gets them back; a price changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from stage import Json, Stage  # type: ignore[import-not-found]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
+
+LABEL = "pools.example.com/size"
+Labeled = Callable[[bool], None]
+
+
+@pytest.fixture
+def labeled(stage: Stage) -> Iterator[Labeled]:
+    """Gives the one node the label of a pool, or takes it away."""
+    node = stage.api.get("/api/v1/nodes")["items"][0]["metadata"]["name"]
+
+    def label(there: bool) -> None:
+        labels = {LABEL: stage.namespace if there else None}
+        stage.api.merge(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}})
+
+    yield label
+    label(False)
+
+
+def test_a_pool_loses_its_nodes_and_the_other_serves_until_they_are_back(stage: Stage, labeled: Labeled) -> None:
+    labeled(True)
+    stage.operate()
+    resources = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "512Mi"}}
+    stage.serve(
+        replicas=None,
+        ramps={"mode": "Disabled"},
+        pools=[
+            {"name": "fast", "replicas": 1, "nodeSelector": {LABEL: stage.namespace}},
+            {"name": "steady", "replicas": 1, "resources": resources},
+        ],
+    )
+    stage.send(20.0)
+    stage.until("what workers of each pool can do", lambda: all(pool(stage, p).get("workerRate") for p in POOLS))
+    measured = {name: pool(stage, name)["workerRate"] for name in POOLS}
+    (lost,) = in_pool(stage, "fast")
+
+    labeled(False)
+    stage.api.delete(f"/api/v1/namespaces/{stage.namespace}/pods/{lost['metadata']['name']}")  # as a drain does
+    stage.until("the complaint", lambda: stage.condition("PoolsAvailable").get("status") == "False")
+    told = stage.condition("PoolsAvailable")["message"]
+    assert told.startswith("spec.pools[0] (fast): 0 of 1 workers ready; ") and "spec.pools[0].nodeSelector" in told
+    assert stage.condition("Ready")["status"] == "True" and pool(stage, "fast")["workerRate"] == measured["fast"]
+
+    labeled(True)
+    stage.until("the pool's worker", lambda: pool(stage, "fast").get("ready") == 1 and len(in_pool(stage, "fast")) == 1)
+    stage.until("the end of the complaint", lambda: not stage.condition("PoolsAvailable"))
+    stage.check()
+
+
+def test_a_price_that_changes_moves_workers_and_loses_no_request(stage: Stage) -> None:
+    stage.operate()
+    stage.serve(replicas=None, ramps={"mode": "Disabled"}, pools=priced(fast="1", steady="0.1"))
+    stage.send(20.0)
+    stage.until("the cheaper pool alone", lambda: planned(stage) == {"fast": (0, 0, 0), "steady": (1, 1, 1)})
+    stage.apply(pools=priced(fast="0.01", steady="1"))
+    stage.until("the other pool alone", lambda: planned(stage) == {"fast": (1, 1, 1), "steady": (0, 0, 0)})
+    notes = [event["message"] for event in stage.events("PoolsPlanned")]
+    assert any("fast 1 (was 0)" in note and "0.01 an hour" in note for note in notes), notes
+    stage.check()
+
+
+POOLS = ("fast", "steady")
+
+
+def priced(**costs: str) -> list[Json]:
+    return [{"name": name, "costPerHour": cost, "maxWorkers": 1} for name, cost in costs.items()]
+
+
+def planned(stage: Stage) -> dict[str, tuple[int, int, int]]:
+    """Workers that are planned, asked for and ready, by pool."""
+    pools = stage.status().get("pools", ())
+    return {p["name"]: (p.get("planned", 0), p.get("desired", 0), p.get("ready", 0)) for p in pools}
+
+
+def pool(stage: Stage, name: str) -> Json:
+    return next((dict(p) for p in stage.status().get("pools", ()) if p["name"] == name), {})
+
+
+def in_pool(stage: Stage, name: str) -> list[Json]:
+    return [p for p in stage.pods() if p["metadata"]["labels"]["earlyexit.dev/pool"] == name]

@@ -1,0 +1,201 @@
+"""How many workers each pool of a service is to have: against trying everything, under noise, and on the way there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offramp_core.control.objects import PoolStatus
+from offramp_core.control.spec import WorkerPool
+from offramp_core.control.workers.pool_plan import LEAST_RATE, PoolsView, next_numbers, plan_pools
+
+SPARE = 1.10  # what a new plan answers of the demand
+
+
+def a_pool(name: str, cost: float, *, most: int = 5, least: int = 0) -> WorkerPool:
+    return WorkerPool(name, 0, {}, cost_per_hour=cost, min_workers=least, max_workers=most)
+
+
+def figures(name: str, rate: float, *, planned: int = 0, ready: int = 0, message: str = "") -> PoolStatus:
+    return PoolStatus(
+        name, ready, ready, worker_rate=rate, batch_size=1, batch_seconds=0.5 / rate, planned=planned, message=message
+    )
+
+
+def view_of(
+    pools: dict[str, tuple[float, float]], demand: float, *, by_weight: bool = False, most: int = 5, **before: int
+) -> PoolsView:
+    """``pools`` are (cost, rate) by name."""
+    return PoolsView(
+        tuple(a_pool(name, cost, most=most) for name, (cost, _) in pools.items()),
+        tuple(
+            figures(name, rate, planned=before.get(name, 0), ready=before.get(name, 0))
+            for name, (_, rate) in pools.items()
+        ),
+        demand,
+        latency_seconds=10.0,
+        late_share=0.05,
+        by_weight=by_weight,
+    )
+
+
+def able(view: PoolsView, planned: dict[str, int] | tuple[int, ...]) -> float:
+    """Requests a second that workers answer."""
+    counts = list(planned.values()) if isinstance(planned, dict) else list(planned)
+    rates = [pool.worker_rate for pool in view.known]
+    used = [(n, rate) for n, rate in zip(counts, rates, strict=True) if n]
+    if not used:
+        return 0.0
+    if view.by_weight:
+        return sum(n * rate for n, rate in used)
+    return sum(n for n, _ in used) * min(rate for _, rate in used)
+
+
+POOLS = st.dictionaries(
+    st.sampled_from(["a", "b", "c"]),
+    st.tuples(st.floats(0.01, 2.0), st.floats(5.0, 200.0)),
+    min_size=1,
+)
+
+
+@settings(deadline=None)
+@given(POOLS, st.floats(0.0, 500.0), st.booleans())
+def test_no_other_numbers_of_workers_answer_it_for_less(
+    pools: dict[str, tuple[float, float]], demand: float, by_weight: bool
+) -> None:
+    view = view_of(pools, demand, by_weight=by_weight, most=4)
+    plan = plan_pools(view)
+    asked = max(demand, LEAST_RATE)
+    costs = [cost for cost, _ in pools.values()]
+    all_of_them = list(itertools.product(range(5), repeat=len(pools)))
+    enough = [
+        sum(n * c for n, c in zip(each, costs, strict=True))
+        for each in all_of_them
+        if able(view, each) >= SPARE * asked * (1 - 1e-9)
+    ]
+    if enough:
+        assert able(view, dict(plan.planned)) >= SPARE * asked * (1 - 1e-6)
+        assert math.isclose(plan.cost_per_hour, min(enough), rel_tol=1e-6)
+    elif by_weight:
+        most = max(able(view, each) for each in all_of_them)
+        assert able(view, dict(plan.planned)) >= min(asked, most) * (1 - 1e-6), "they answer what can be answered"
+
+
+@settings(deadline=None)
+@given(POOLS, st.floats(1.0, 300.0), st.lists(st.floats(0.91, 1.09), min_size=10, max_size=10), st.booleans())
+def test_noise_of_a_tenth_changes_nothing(
+    pools: dict[str, tuple[float, float]], demand: float, noise: list[float], by_weight: bool
+) -> None:
+    planned = dict(plan_pools(view_of(pools, demand, by_weight=by_weight, most=200)).planned)
+    for factor in noise:
+        again = plan_pools(view_of(pools, demand * factor, by_weight=by_weight, most=200, **planned))
+        assert dict(again.planned) == planned
+
+
+@settings(deadline=None)
+@given(
+    POOLS,
+    st.floats(0.0, 500.0),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), min_size=3, max_size=3),
+)
+def test_nothing_is_planned_that_cannot_be_started(
+    pools: dict[str, tuple[float, float]], demand: float, by_weight: bool, present: list[tuple[int, int, bool]]
+) -> None:
+    view = view_of(pools, demand, by_weight=by_weight)
+    known, asked = [], []
+    for pool, old, (least, ready, lost) in zip(view.pools, view.known, present, strict=False):
+        asked.append(replace(pool, min_workers=least))
+        known.append(replace(old, ready=ready, planned=ready + 1, message="no node" if lost else ""))
+    view = replace(view, pools=tuple(asked), known=tuple(known))
+    planned = plan_pools(view).planned
+    for pool, (least, ready, lost) in zip(view.pools, present, strict=False):
+        if planned:
+            assert min(least, ready if lost else 5) <= planned[pool.name] <= (ready if lost else 5)
+
+
+def test_a_pool_without_a_place_is_left_and_asked_for_one_more_worker_that_tells_when_there_is_one() -> None:
+    pools = {"cheap": (0.1, 50.0), "dear": (0.3, 50.0)}
+    before = dict(plan_pools(view_of(pools, 90.0)).planned)
+    assert before == {"cheap": 2, "dear": 0}
+    view = view_of(pools, 90.0, **before)
+    lost = replace(view, known=(replace(view.known[0], ready=0, message="no node"), view.known[1]))
+    planned = plan_pools(lost).planned
+    assert planned == {"cheap": 0, "dear": 2}
+    assert next_numbers(lost, planned) == {"cheap": 1, "dear": 2}
+
+
+def test_a_price_that_changes_moves_workers_and_a_price_that_hardly_does_does_not() -> None:
+    def planned(dear: float, **before: int) -> dict[str, int]:
+        return dict(plan_pools(view_of({"a": (0.2, 50.0), "b": (dear, 50.0)}, 90.0, **before)).planned)
+
+    assert planned(0.3) == {"a": 2, "b": 0}
+    assert planned(0.19, a=2) == {"a": 2, "b": 0}, "starting workers would cost more than it saves"
+    assert planned(0.05, a=2) == {"a": 0, "b": 2}
+
+
+def test_shared_by_numbers_a_slow_worker_is_no_help_beside_fast_ones() -> None:
+    pools = {"fast": (1.0, 100.0), "slow": (0.05, 10.0)}
+    assert plan_pools(view_of(pools, 130.0)).planned == {"fast": 2, "slow": 0}
+    assert plan_pools(view_of(pools, 130.0, by_weight=True)).planned["slow"] > 0
+
+
+def test_a_service_that_nobody_asks_keeps_one_worker() -> None:
+    assert sum(plan_pools(view_of({"a": (0.2, 50.0), "b": (0.1, 10.0)}, 0.0)).planned.values()) == 1
+
+
+def test_no_worker_is_taken_away_before_enough_was_seen() -> None:
+    view = replace(view_of({"a": (0.2, 50.0)}, 10.0, a=4), may_lower=False)
+    assert plan_pools(view).planned == {"a": 4}
+    assert plan_pools(replace(view, may_lower=True)).planned == {"a": 1}
+
+
+def test_nothing_is_planned_before_a_worker_was_measured_and_one_is_started_to_be() -> None:
+    view = view_of({"a": (0.2, 50.0)}, 10.0)
+    unknown = replace(view, known=(PoolStatus("a"),))
+    assert plan_pools(unknown).planned == {} and next_numbers(unknown, {}) == {"a": 1}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=4).filter(
+        lambda counts: any(b for b, _ in counts) and any(a for _, a in counts)
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_on_the_way_new_workers_answer_before_old_ones_go(counts: list[tuple[int, int]], luck: object) -> None:
+    names = [f"p{i}" for i in range(len(counts))]
+    pools = tuple(a_pool(name, 1.0) for name in names)
+    planned = {name: after for name, (_, after) in zip(names, counts, strict=True)}
+    ready = {name: before for name, (before, _) in zip(names, counts, strict=True)}
+    asked = dict(ready)
+    for _ in range(50):
+        known = tuple(replace(figures(n, 10.0, ready=ready[n], planned=planned[n]), desired=asked[n]) for n in names)
+        view = PoolsView(pools, known, 1.0, latency_seconds=10.0, late_share=0.05, by_weight=True)
+        asked = next_numbers(view, planned)
+        assert all(0 <= asked[n] <= 5 for n in names)
+        if any(ready[n] < planned[n] for n in names):
+            assert all(asked[n] >= ready[n] for n in names), "nobody goes while somebody is waited for"
+        for n in names:
+            ready[n] = min(asked[n], ready[n] + (luck.random() < 0.5)) if ready[n] < asked[n] else asked[n]  # type: ignore[attr-defined]
+        if ready == planned == asked:
+            return
+    raise AssertionError(f"{ready} after 50 steps on the way to {planned}")
+
+
+def test_while_a_model_goes_through_the_pools_the_numbers_stay() -> None:
+    view = view_of({"a": (0.2, 50.0), "b": (0.1, 50.0)}, 200.0, a=2, b=1)
+    updated = replace(view, known=(view.known[0], replace(view.known[1], worker_rate=0.0)))
+    plan = plan_pools(updated)
+    assert plan.planned == {} and next_numbers(updated, plan.planned) == {"a": 2, "b": 1}
+
+
+def test_where_no_pool_answers_in_time_the_numbers_stay_and_the_plan_says_why() -> None:
+    view = replace(view_of({"a": (0.2, 50.0)}, 90.0, a=2), latency_seconds=0.015)
+    plan = plan_pools(view)
+    assert plan.planned == {} and "no pool answers in time" in plan.reason
+    assert next_numbers(view, plan.planned) == {"a": 2}
