@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import bundles
+import grpc
 import httpx
 import pytest
 from processes import document, infer_json, plan_for
 from shared import SharedProcess, shared, write_models
 
+from offramp_worker.devices import ARENA, _options, share_arena
+from offramp_worker.grpc.messages import SERVICE, message
 from offramp_worker.http.refusals import Response
 from offramp_worker.shared.inference import SharedInference
 from offramp_worker.shared.model import Model, Waiting
@@ -110,6 +113,30 @@ def test_a_model_that_may_take_more_than_there_is_is_tried_and_measured(folder: 
         for name in ("a", "b", "a"):
             worker.answer(name, bundles.inputs(1))
             assert loaded(worker) == {name}
+
+
+@pytest.mark.slow
+def test_a_call_over_grpc_waits_for_its_model_too_or_is_told_why_it_is_not_there(folder: Path, tmp_path: Path) -> None:
+    file = write_models(tmp_path, listed(folder, "a", "b"))
+    env = {"OFFRAMP_MODELS_BYTES": str(50 * MB), "OFFRAMP_GRPC_PORT": "0"}
+    x = bundles.inputs(1)
+    with shared(file, env=env) as worker, grpc.insecure_channel(f"127.0.0.1:{worker.port('grpc')}") as channel:
+        call = channel.unary_unary(
+            f"/{SERVICE}/ModelInfer",
+            request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=message("ModelInferResponse").FromString,
+        )
+        request = message("ModelInferRequest")(model_name="b")
+        request.inputs.add(name="x", datatype="FP32", shape=x.shape)
+        request.raw_input_contents.append(x.tobytes())
+        assert not loaded(worker)
+        assert call(request, timeout=60).model_name == "b"
+        assert loaded(worker) == {"b"}
+        worker.unload("b").raise_for_status()
+        with pytest.raises(grpc.RpcError) as refused:
+            call(request, timeout=60)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "unloaded by hand" in refused.value.details()
 
 
 @pytest.mark.slow
@@ -314,3 +341,9 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(folder: Path, tmp_path
         assert (model.ready, model.waited, replies) == (True, 0, [])
 
     run(folder, tmp_path, story)
+
+
+def test_sessions_of_shared_models_compute_in_one_arena() -> None:
+    share_arena()
+    share_arena()  # once is enough
+    assert _options(threads=1).get_session_config_entry(ARENA) == "1"

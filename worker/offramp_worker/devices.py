@@ -30,6 +30,9 @@ from offramp_worker.weights import Shared, share
 
 EXECUTOR = "onnxruntime-"
 NOTHING = Shared(())
+ARENA = "session.use_env_allocators"
+# Spinning pools of several sessions would fight for the cores that HTTP needs.
+_ENTRIES = {"session.intra_op.allow_spinning": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +206,8 @@ def _options(*, threads: int) -> ort.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what fails is raised
-    # Spinning pools of several sessions would fight for the cores that HTTP needs.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for entry, value in _ENTRIES.items():
+        options.add_session_config_entry(entry, value)
     return options
 
 
@@ -226,9 +229,14 @@ def missing(device: Device) -> str:
     return ""
 
 
-def open_runtime() -> None:
-    """What ONNX Runtime takes once and for all, whichever model comes first."""
-    _run_small_model(CPU)
+def share_arena() -> None:
+    """Let all sessions on the CPU that are opened from now on take memory for what they compute from one arena. Each
+    has its own otherwise and keeps the most that it ever needed, also while others run."""
+    if ARENA not in _ENTRIES:
+        memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+        ort.create_and_register_allocator(memory, None)
+        _ENTRIES[ARENA] = "1"
+    _run_small_model(CPU)  # which takes what comes once and for all, whichever model is first
 
 
 def _run_small_model(device: Device) -> None:

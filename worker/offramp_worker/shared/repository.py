@@ -19,7 +19,7 @@ from typing import Any
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_core.sharing import Held, evicted
 from offramp_worker.bundle.task import GENERATE, declared_task
-from offramp_worker.devices import open_runtime
+from offramp_worker.devices import share_arena
 from offramp_worker.engine.execution.turns import SharedExecutor
 from offramp_worker.logs import log_event
 from offramp_worker.main import until_pulled
@@ -94,7 +94,7 @@ class Repository:
     async def start(self) -> None:
         """Load what is kept loaded, then of the others what fits, in the order of the list. A broken bundle is told and
         left out."""
-        await asyncio.to_thread(open_runtime)
+        await asyncio.to_thread(share_arena)
         for model in sorted(self.models.values(), key=lambda model: not model.given.keep_loaded):
             bound = self.settings.memory_bytes
             if not model.given.keep_loaded and bound is not None and self.used_bytes + model.size_bytes > bound:
@@ -217,10 +217,8 @@ class Repository:
             raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS)) from error
         model.load_seconds = time.monotonic() - model.loading_since
         model.total_load_seconds += model.load_seconds
-        grown = resident_bytes() - before
-        model.measured_bytes = model.measured_bytes or max(
-            model.file_bytes, grown
-        )  # later what is served grows as well
+        if not model.measured_bytes:  # later the process grows by what it serves as well
+            model.measured_bytes = max(model.file_bytes, resident_bytes() - before)
         model.state, model.broken = "in", ""
         model.loads += 1
         log_event("model-loaded", model=model.name, seconds=round(model.load_seconds, 3), bytes=model.size_bytes)

@@ -208,8 +208,9 @@ def _check_memory(settings: SharedSettings) -> None:
     if settings.memory_bytes is None:
         return
     sizes = {model.name: bundle_bytes(model.settings.bundle) for model in settings.models}
-    smallest = min(sizes, key=lambda name: sizes[name])
-    if sizes[smallest] > settings.memory_bytes:
+    there = [name for name, size in sizes.items() if size]  # one that is not there is told when it is asked for
+    smallest = min(there, key=lambda name: sizes[name], default="")
+    if smallest and sizes[smallest] > settings.memory_bytes:
         raise InvalidArgumentError(
             f"OFFRAMP_MODELS_BYTES is {settings.memory_bytes}; the smallest bundle, of {smallest!r}, has "
             f"{sizes[smallest]} bytes: give at least twice that"
