@@ -461,6 +461,22 @@ def test_the_peak_of_the_demand_counts_refused_requests_and_is_forgotten_after_a
     asyncio.run(story())
 
 
+def test_what_came_in_ten_seconds_each_is_kept_where_workers_are_planned_by_it(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        async with bench() as made:
+            for windows in (False, True):
+                for _ in range(2):
+                    await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, windows=windows)
+                    a.refused, a.now = a.refused + 50, a.now + 10.0
+                seen = (await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, windows=windows)).load
+                assert [window.rate for window in seen.windows] == ([5.0] if windows else [])
+
+    asyncio.run(story())
+
+
 def test_a_restarted_workers_refusals_begin_anew(spawn: Callable[[str], StubWorker]) -> None:
     async def story() -> None:
         a = spawn("a")

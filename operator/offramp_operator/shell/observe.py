@@ -90,6 +90,7 @@ class _ServiceMemory:
     stores: dict[RampSetKey, tuple[tuple[int, int], RecordStore | None]] = field(default_factory=dict)
     revision: int = 0
     peak_rate: RollingMaximum = field(default_factory=RollingMaximum)
+    keeps_windows: bool = False  # of what came, where workers are planned by it
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     tuning: TuningStatus = COLLECTING
 
@@ -134,6 +135,7 @@ class Observer:
         token: str,
         tuning: TuningStatus = COLLECTING,
         renew: bool = True,
+        windows: bool = False,
     ) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks
         nonsense.
@@ -142,7 +144,8 @@ class Observer:
         with its lease. One that is collecting labels for a tuning keeps as many rows as that takes, others their share
         of the operator's memory.
         """
-        self._services.setdefault(key, _ServiceMemory()).tuning = tuning
+        known = self._services.setdefault(key, _ServiceMemory())
+        known.tuning, known.keeps_windows = tuning, windows
         memory = await self._pull_all(key, endpoints, token, renew=renew)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
@@ -522,7 +525,9 @@ def _load(memory: _ServiceMemory, now: float, clock: float) -> Load:
                 coming.append((last.came - first.came) / seconds)
     if coming:
         memory.peak_rate.note(sum(coming), now)
-        if not memory.windows or abs(clock - memory.windows[-1].ended_at) >= LOAD_WINDOW_SECONDS:
+        if memory.keeps_windows and (
+            not memory.windows or abs(clock - memory.windows[-1].ended_at) >= LOAD_WINDOW_SECONDS
+        ):
             memory.windows.append(Window(ended_at=clock, seconds=LOAD_WINDOW_SECONDS, rate=sum(coming)))
     peak, windows = memory.peak_rate.highest(now), tuple(memory.windows)
     if not rates:

@@ -207,7 +207,10 @@ class Reconciler:
         service, renew = gathered.service, key in self._able
         token = self._key.admin_token(service.uid)
         tuned = service.status.tuning
-        observed = await self._observer.observe(key, gathered.workers, token=token, tuning=tuned, renew=renew)
+        planned = any(pool.max_workers is not None for pool in service.spec.pools)
+        observed = await self._observer.observe(
+            key, gathered.workers, token=token, tuning=tuned, renew=renew, windows=planned
+        )
         revision = self._observer.revision(key)
         tuning = self._tunings.collect(key)
         now = self._clock()
