@@ -492,7 +492,8 @@ def rendered(service: Service) -> list[Json]:
     if scaled is not None:
         objects.append(built.autoscaler(service, scaled, fewest=1, frozen=True))
     if service.spec.route is not None:
-        objects.append(built.http_route(service, service.spec.route, share=0 if side is None else side.weight))
+        weights = built.version_weights(service, share=0 if side is None else side.weight)
+        objects.append(built.http_route(service, service.spec.route, weights=weights))
     if service.spec.store_claim is not None:
         objects.append(built.training_job(service, TrainingOrder(1, "sha256:" + "a" * 64, 0.02), settings))
     return objects
@@ -586,7 +587,7 @@ def one(number: int, cluster: Cluster, folder: Path, report: Report) -> None:
     taken = stored is not None
     kind = next((known for known in schemas() if known == manifest.get("kind")), "no kind of ours")
     report.counts[f"{kind}: {'taken' if taken else 'refused'}"] += 1
-    if "cost" in said.lower() or (said and '"code":5' in said):
+    if re.search(r"cost(?!PerHour)", said) or (said and '"code":5' in said):
         report.found(number, "API server", said, manifest)
     if clean is not None and clean != taken and lint_text(text, "f")[1]:
         told = lint_text(text, "f")[0]

@@ -121,7 +121,7 @@ def side_by_side() -> list[dict[str, Any]]:
         deployment(service(), IDENTITY, SETTINGS, replicas=1, trial=True),
         version_service(service(), trial=False),
         version_service(service(), trial=True),
-        http_route(service(), route, share=20),
+        http_route(service(), route, weights={"digits-main": 80, "digits-next": 20}),
     ]
 
 
