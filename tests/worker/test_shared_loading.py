@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import hashlib
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,13 @@ import bundles
 import grpc
 import httpx
 import pytest
-from processes import document, infer_json, plan_for
-from shared import SharedProcess, shared, write_models
+from processes import TOKEN, document, infer_json, plan_for
+from shared import SharedProcess, key, shared, write_models
 
 from offramp_worker.devices import ARENA, _options, share_arena
 from offramp_worker.grpc.messages import SERVICE, message
 from offramp_worker.http.refusals import Response
+from offramp_worker.shared.http import admin_port, public_port
 from offramp_worker.shared.inference import SharedInference
 from offramp_worker.shared.model import Model, Waiting
 from offramp_worker.shared.repository import Repository, UnavailableError
@@ -26,6 +30,7 @@ from offramp_worker.shared.settings import shared_settings
 MB = 10**6
 NAMES = ("a", "b", "c", "d")
 FILE_BYTES = 40 * MB
+HEADERS = [(b"authorization", f"Bearer {TOKEN}".encode())]
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +222,8 @@ def test_a_model_whose_every_run_fails_leaves_alone_and_the_last_one_ends_the_pr
 
 def run(folder: Path, tmp_path: Path, story: Callable[[Repository, Model], Any], **env: str) -> None:
     """A story about a repository whose model ``a`` is not loaded."""
-    file = write_models(tmp_path, listed(folder, "a"))
+    fields = {"serviceUid": "uid", "publicKey": key(), "tokenSha256": hashlib.sha256(TOKEN.encode()).hexdigest()}
+    file = write_models(tmp_path, listed(folder, "a", **fields))
 
     async def begin() -> None:
         repository = Repository(shared_settings({"OFFRAMP_MODELS": str(file), **env}), on_lost=pytest.fail)
@@ -305,6 +311,29 @@ def test_a_model_leaves_only_once_it_has_answered_what_it_was_handed(folder: Pat
         model.end()
         await unloading
         assert model.state == "out" and model.doors.worker.engine is None
+
+    run(folder, tmp_path, story)
+
+
+def test_nothing_of_a_model_that_has_left_stays_in_memory(folder: Path, tmp_path: Path) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        await repository.load(model)
+        answered, ports = list[int](), (public_port(repository), admin_port(repository))
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b""}
+
+        async def send(event: Any) -> None:
+            answered.append(event.get("status", 0))
+
+        for port, path in zip(ports, ("/v2/models/a/ready", "/models/a/v1/state"), strict=True):
+            scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": HEADERS}
+            await port(scope, receive, send)
+        assert answered == [200, 0, 200, 0]
+        parts = [weakref.ref(part) for part in (model.doors.worker, model.doors.worker.engine, model.doors.front)]
+        await repository.unload(model)
+        gc.collect()
+        assert [part() for part in parts] == [None, None, None]
 
     run(folder, tmp_path, story)
 

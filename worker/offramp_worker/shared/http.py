@@ -29,7 +29,8 @@ def public_port(repository: Repository) -> App:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         model = _model(scope, repository, OF_MODEL)
-        await (rest if model is None else model.doors.public)(scope, receive, send)
+        doors = None if model is None else model.doors  # held until it is answered, also if the model leaves meanwhile
+        await (rest if doors is None else doors.public)(scope, receive, send)
 
     return app
 
@@ -44,8 +45,8 @@ def admin_port(repository: Repository) -> App:
         if model is None:
             await rest(scope, receive, send)
             return
-        path = scope["path"].removeprefix(ADMIN_OF_MODEL + model.name) or "/"
-        await model.doors.admin({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+        path, doors = scope["path"].removeprefix(ADMIN_OF_MODEL + model.name) or "/", model.doors
+        await doors.admin({**scope, "path": path, "raw_path": path.encode()}, receive, send)
 
     return app
 

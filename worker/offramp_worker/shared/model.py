@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
+from weakref import proxy
 
 from offramp_core.sharing import Popularity
 from offramp_worker.engine.execution.turns import SharedTurn
@@ -35,7 +36,8 @@ SIZE_OF_FILES = 2  # memory of a model by the bytes of its bundle, before it was
 
 class Doors:
     """What a worker of this model alone would have: built anew each time that the model leaves, so that nothing of it
-    stays."""
+    stays. Hold it while you use one of its applications: they know the worker only as long as somebody else does, since
+    FastAPI never forgets a handler."""
 
     def __init__(
         self, settings: Settings, turn: SharedTurn, *, tracing: Tracing | None, on_lost: Callable[[], None]
@@ -51,7 +53,7 @@ class Doors:
     @cached_property
     def public(self) -> App:
         """Everything of the public port under ``/v2/models/NAME`` but inference."""
-        return public_app(self.worker, self.front)
+        return public_app(proxy(self.worker), proxy(self.front))
 
     @cached_property
     def rpc(self) -> InferenceService:
@@ -63,7 +65,7 @@ class Doors:
     @cached_property
     def admin(self) -> App:
         """Its admin port, for those who have its own token."""
-        return admin_app(self.worker)
+        return admin_app(proxy(self.worker))
 
 
 @dataclass(slots=True, eq=False)
