@@ -187,11 +187,76 @@ def test_on_the_way_new_workers_answer_before_old_ones_go(counts: list[tuple[int
     raise AssertionError(f"{ready} after 50 steps on the way to {planned}")
 
 
+def going_through(demand: float, *, answered: float) -> PoolsView:
+    """The workers of ``a`` serve a model that those of ``b`` do not serve yet."""
+    view = view_of({"a": (0.2, 50.0), "b": (0.1, 50.0)}, demand, a=2, b=1)
+    return replace(view, known=(view.known[0], replace(view.known[1], worker_rate=0.0)), answered=answered)
+
+
 def test_while_a_model_goes_through_the_pools_the_numbers_stay() -> None:
-    view = view_of({"a": (0.2, 50.0), "b": (0.1, 50.0)}, 200.0, a=2, b=1)
-    updated = replace(view, known=(view.known[0], replace(view.known[1], worker_rate=0.0)))
-    plan = plan_pools(updated)
-    assert plan.planned == {} and next_numbers(updated, plan.planned) == {"a": 2, "b": 1}
+    for demand in (10.0, 200.0):
+        view = going_through(demand, answered=220.0)
+        plan = plan_pools(view)
+        assert plan.planned == {} and next_numbers(view, plan.planned) == {"a": 2, "b": 1}
+
+
+def test_what_is_asked_beyond_the_plan_is_added_although_a_pool_that_serves_was_not_measured() -> None:
+    view = going_through(200.0, answered=150.0)
+    plan = plan_pools(view)
+    assert plan.planned == {"a": 4, "b": 1} and next_numbers(view, plan.planned) == plan.planned
+    assert plan.answered == 250.0 and "those of b serve and are not measured" in plan.reason
+    assert plan_pools(replace(view, answered=plan.answered)).planned == {}, "and then they stay"
+    nothing_known = plan_pools(replace(view, answered=0.0))
+    assert nothing_known.planned == {"a": 5, "b": 1}, "all that there are"
+
+
+def test_a_lost_share_is_added_although_a_pool_that_serves_was_not_measured() -> None:
+    view = view_of({"a": (0.2, 50.0), "b": (0.1, 50.0), "c": (0.3, 50.0)}, 140.0, a=2, b=1)
+    lost = replace(view.known[0], ready=0, message="no node")
+    view = replace(view, known=(lost, replace(view.known[1], worker_rate=0.0), view.known[2]), answered=150.0)
+    assert plan_pools(view).planned == {"a": 0, "b": 1, "c": 2}
+
+
+def test_a_pool_that_cannot_be_measured_keeps_no_worker_of_another_one() -> None:
+    view = view_of({"a": (0.2, 50.0), "b": (5.0, 50.0)}, 40.0, a=4)
+    view = replace(view, known=(view.known[0], PoolStatus("b", desired=1)))
+    planned = plan_pools(view).planned
+    assert planned == {"a": 1, "b": 0} and next_numbers(view, planned) == {"a": 1, "b": 1}
+
+
+@given(nodes=st.integers(1, 8), seconds=st.integers(1, 6), may_lower=st.booleans())
+def test_a_pool_that_grows_beyond_its_nodes_keeps_the_workers_that_start(
+    nodes: int, seconds: int, may_lower: bool
+) -> None:
+    """Each pod takes some passes to start. One without a node is the first to be taken away, as Kubernetes has it."""
+    pools, ages, waiting = (a_pool("spot", 1.0, most=8),), [seconds], 0
+    known = figures("spot", 100.0, planned=1, ready=1)
+    asked, made = [1], 1
+    for _ in range(10 * seconds):
+        ages = [age + 1 for age in ages]
+        wanted = asked[-1] - len(ages) - waiting
+        assert wanted >= -waiting, "only pods that wait for a node are taken away"
+        made += max(0, wanted)
+        placed = min(max(0, wanted + waiting), nodes - len(ages))
+        waiting += wanted - placed
+        ages += [0] * placed
+        ready = sum(age >= seconds for age in ages)
+        message = "no node" if waiting and ready < asked[-1] else ""
+        known = replace(known, desired=asked[-1], ready=ready, message=message)
+        view = PoolsView(pools, (known,), 700.0, 10.0, 0.05, by_weight=False, may_lower=may_lower)
+        view = replace(view, placed={"spot": len(ages)})
+        planned = plan_pools(view).planned
+        known = replace(known, planned=planned["spot"])
+        asked.append(next_numbers(view, planned)["spot"])
+    assert len(ages) == nodes == ready and asked[-1] == min(nodes + 1, 8) and made <= 8
+
+
+def test_workers_of_another_pool_go_when_those_that_start_answer_and_not_before() -> None:
+    view = view_of({"cheap": (0.1, 50.0), "dear": (1.0, 50.0)}, 90.0, cheap=2, dear=2)
+    for ready, dear in ((0, 2), (1, 2), (2, 0)):
+        cheap = replace(view.known[0], desired=4, ready=ready, message="no node")
+        now = replace(view, known=(cheap, view.known[1]), placed={"cheap": 2})
+        assert next_numbers(now, {"cheap": 2, "dear": 0}) == {"cheap": 3, "dear": dear}
 
 
 def test_where_no_pool_answers_in_time_the_numbers_stay_and_the_plan_says_why() -> None:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.control.objects import PoolStatus
-from offramp_core.control.snapshot import Worker, WorkerEndpoint
+from offramp_core.control.objects import PoolStatus, Service
+from offramp_core.control.snapshot import Gathered, Observed, Snapshot, Worker, WorkerEndpoint
 from offramp_core.control.spec import WorkerPool, parse_spec
-from offramp_core.control.workers.pools import MOST_WEIGHT, Model, next_pools, rate_of_all, request_weights
+from offramp_core.control.trust import quarantined
+from offramp_core.control.workers.pools import MOST_WEIGHT, Model, next_pools, rate_of_all, request_weights, with_place
 from offramp_core.errors import InvalidSpecError
-from offramp_core.protocol import WorkerState
+from offramp_core.protocol import Observations, RecordBlock, WorkerState
 from offramp_core.reasons import Reason
 
 COSTS: dict[str, list[Any]] = {"batch_size": [1, 4], "segment_seconds": [[0.004, 0.004], [0.01, 0.01]]}
@@ -60,6 +61,35 @@ def test_a_worker_that_is_not_believed_says_nothing_of_its_pool() -> None:
     assert (
         next_pools((FAST,), workers, before=(), model=MODEL, distrusted=["b"])[0].worker_rate == honest[0].worker_rate
     )
+
+
+@pytest.mark.parametrize("pace", [1e-306, 1e-4, 2e3, 1e300, math.inf, math.nan, -1.0])
+def test_a_pace_that_cannot_be_is_as_good_as_none_and_complained_of(pace: float) -> None:
+    liar, honest = worker("a", "fast", pace=pace), worker("b", "fast", pace=1.0)
+    assert known(liar)["fast"].worker_rate == 0
+    assert known(liar, honest) == {**known(honest), "fast": replace(known(honest)["fast"], ready=2)}
+    seen = Observations("", "boot", 0.0, (), RecordBlock(0, 0, "sha256:b"))
+    heard = tuple(replace(w, observations=seen) for w in (liar, honest))
+    complaints = quarantined(
+        Snapshot(Gathered(Service("default", "digits", "uid", 1, parse_spec(SPEC))), Observed(heard))
+    )
+    assert set(complaints) == {"a"} and "times what the profile says" in complaints["a"]
+
+
+def test_one_worker_that_was_held_up_as_it_measured_does_not_speak_for_its_pool() -> None:
+    sound = [worker(name, "fast", pace=1.0) for name in "abcd"]
+    held_up = worker("e", "fast", pace=120.0)
+    assert known(*sound, held_up)["fast"].worker_rate == known(*sound)["fast"].worker_rate
+
+
+def test_workers_that_answer_or_start_have_a_place() -> None:
+    pods = [
+        worker("a", "fast"),
+        worker("b", "fast", ready=False),
+        worker("c", "fast", ready=False, failure="no node", failure_reason=Reason.UNSCHEDULABLE),
+        worker("d", "fast", ready=False, ending=True),
+    ]
+    assert with_place(pods) == {"fast": 2}
 
 
 def test_a_pool_says_why_its_workers_find_no_place() -> None:

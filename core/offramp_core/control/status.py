@@ -32,7 +32,7 @@ from offramp_core.control.tuning.tuner import PinJudged, Tuned
 from offramp_core.control.workers.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.workers.delivery import proven_models
 from offramp_core.control.workers.pool_plan import plan_event, with_plan
-from offramp_core.control.workers.pools import Model, next_pools, rate_of_all
+from offramp_core.control.workers.pools import Model, next_pools, rate_of_all, with_place
 from offramp_core.control.workers.versions import serving_source
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import exits_off_plan
@@ -230,7 +230,8 @@ def _pools(seen: Seen) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     before, doubted = seen.service.status.pools, {*seen.foreign, *seen.quarantined}
     known = next_pools(spec.pools, seen.everybody, before=before, model=model, distrusted=doubted)
     load, since = seen.snapshot.observed.load, seen.snapshot.watched_since
-    return with_plan(seen.service, known, load, now=seen.now, watched_since=since)
+    placed = with_place(seen.everybody)
+    return with_plan(seen.service, known, load, placed=placed, now=seen.now, watched_since=since)
 
 
 def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], *, n: int, k: int) -> Capacity:

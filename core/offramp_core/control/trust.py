@@ -9,6 +9,7 @@ from offramp_core.control.objects import Rollout
 from offramp_core.control.rollouts.ledger import impossible
 from offramp_core.control.served import digests_of
 from offramp_core.control.snapshot import Snapshot, Worker
+from offramp_core.control.workers.capacity import impossible_pace
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanDocument
 
@@ -57,6 +58,8 @@ def quarantined(snapshot: Snapshot) -> dict[str, str]:
         why = worker.distrusted or impossible(
             counts, newest_epoch=_newest(published, worker), plans=plans, measured=seen.plans
         )
+        if not why and worker.state is not None and impossible_pace(worker.state.pace):
+            why = f"it tells that batches take {worker.state.pace:g} times what the profile says"
         if why:
             found[worker.endpoint.name] = why
     return found

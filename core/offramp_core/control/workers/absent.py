@@ -11,7 +11,7 @@ from offramp_core.control.objects import Config, ConfigStatus
 from offramp_core.control.snapshot import Decision, Event, Snapshot, Worker
 from offramp_core.control.status import capacity_of, summarised
 from offramp_core.control.workers.pool_plan import plan_event, with_plan
-from offramp_core.control.workers.pools import next_pools
+from offramp_core.control.workers.pools import next_pools, with_place
 from offramp_core.control.workers.rest import Rest, at_rest
 from offramp_core.control.workers.update import Update
 from offramp_core.control.workers.versions import Version
@@ -38,7 +38,8 @@ def without_workers(
         rest = at_rest(snapshot, now, canary_lease_seconds=canary_lease_seconds)
     known = next_pools(service.spec.pools, snapshot.workers, before=service.status.pools, model=None)
     # Where the only pool that had workers is lost, another one has to start some.
-    pools, plan = with_plan(service, known, snapshot.observed.load, now=now, watched_since=snapshot.watched_since)
+    load, placed = snapshot.observed.load, with_place(snapshot.workers)
+    pools, plan = with_plan(service, known, load, placed=placed, now=now, watched_since=snapshot.watched_since)
     planned = plan_event(service, pools, plan)
     facts = replace(_facts(snapshot, trial, version, update, stable=rest.stable, now=now), pools=pools)
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.

@@ -17,7 +17,7 @@ from offramp_core.batching import MAX_BATCH, SECONDS_OF_OBJECTIVE, seconds_by_ro
 from offramp_core.control.objects import CapacityStatus, ServiceStatus
 from offramp_core.control.snapshot import Scaling
 from offramp_core.control.spec import Autoscaling
-from offramp_core.protocol import ArmCounts
+from offramp_core.protocol import LONGEST_PACE, SHORTEST_PACE, ArmCounts
 from offramp_core.reasons import Reason
 
 PEAK_SECONDS = 3600.0  # that Load.peak_rate looks back
@@ -118,6 +118,11 @@ def _pace(profiled: Sequence[float], counts: Iterable[ArmCounts], *, least: floa
         taken += count.busy_seconds
         expected += sum(n * profiled[min(max(size, 0), len(profiled) - 1)] for size, n in sized.items())
     return max(least, taken / expected) if batches >= MIN_BATCHES and expected > 0 else least or 1.0
+
+
+def impossible_pace(pace: float) -> bool:
+    """Whether no worker can have measured this; 0 says that none did."""
+    return pace != 0 and not SHORTEST_PACE <= pace <= LONGEST_PACE  # NaN compares false
 
 
 # --- what is asked of them -------------------------------------------------------------------------

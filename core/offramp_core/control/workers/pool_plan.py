@@ -43,7 +43,8 @@ class PoolsView:
     """What the plan may look at. ``known`` has the figures of now, and what was planned and asked for before.
 
     ``demand`` is requests per second, ``late_share`` of which may be late; ``by_weight`` says that they are shared by
-    what workers can do. ``may_lower`` is False while too little was seen to take workers away.
+    what workers can do. ``may_lower`` is False while too little was seen to take workers away. ``placed`` has, by pool,
+    the workers that answer or start; ``answered`` is what the plan of before answers, with the model of then.
     """
 
     pools: tuple[WorkerPool, ...]
@@ -53,6 +54,12 @@ class PoolsView:
     late_share: float
     by_weight: bool
     may_lower: bool = True
+    placed: Mapping[str, int] = field(default_factory=dict)
+    answered: float = 0.0
+
+    def with_place(self, known: PoolStatus) -> int:
+        """Those of the workers that a pool asks for that answer or start."""
+        return max(known.ready, min(self.placed.get(known.name, 0), known.desired))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ def plan_pools(view: PoolsView) -> PoolsPlan:
     if not one.usable:
         return PoolsPlan(reason=one.nothing_usable())
     if any(known.planned and known.ready and not known.worker_rate for known in view.known):
-        return PoolsPlan()  # a model is on its way through the pools, and workers of the one before serve
+        return one.added()  # a model is on its way through the pools, and workers of the one before serve
     best = one.best()
     planned = best.planned
     reason = best.reason
@@ -91,19 +98,26 @@ def plan_pools(view: PoolsView) -> PoolsPlan:
 def next_numbers(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
     """How many workers each pool is to ask for now, on the way to the plan: new ones answer before old ones go.
 
-    A pool without a place for all its workers asks for one more than it has: when that one starts, there is a place
-    again. A pool that was not measured has one worker that does it.
+    A pool without a place for all its workers asks for one more than have one: when that one starts, there is a place
+    again. A pool that was not measured has one worker that does it, and nobody waits for that.
     """
     asked, room = dict[str, int](), list[Pool]()
     ready, starting, wanted = list[Workers](), list[Workers](), list[Workers]()
     for pool, known in zip(view.pools, view.known, strict=True):
         key, n = _key(pool.name), max(planned.get(pool.name, known.desired), pool.min_workers)
+        room.append(Pool(name=pool.name, cost_per_hour=1.0, max_workers=pool.most, worker_memory_bytes=1))
         if known.message:
-            asked[pool.name] = min(pool.most, max(n, known.ready + 1))
+            placed = view.with_place(known)
+            asked[pool.name] = min(pool.most, max(n, placed + 1))
+            waited_for = _workers(key, max(0, min(n, placed, pool.most) - known.ready))
+            starting += waited_for
+            wanted += waited_for
             continue
         if not known.worker_rate:
             n = max(n, 1)
-        room.append(Pool(name=pool.name, cost_per_hour=1.0, max_workers=pool.most, worker_memory_bytes=1))
+            if not known.ready:
+                asked[pool.name] = min(n, pool.most)
+                continue
         asked[pool.name] = known.desired
         ready += _workers(key, min(known.ready, known.desired))
         starting += _workers(key, max(0, known.desired - known.ready))
@@ -118,7 +132,13 @@ def next_numbers(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
 
 
 def with_plan(
-    service: Service, known: tuple[PoolStatus, ...], load: Load, *, now: float, watched_since: float
+    service: Service,
+    known: tuple[PoolStatus, ...],
+    load: Load,
+    *,
+    placed: Mapping[str, int],
+    now: float,
+    watched_since: float,
 ) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     """How each pool stands with what is planned for it now, and the plan. Where the spec says how many workers there
     are, the plan is told and changes nothing."""
@@ -133,6 +153,8 @@ def with_plan(
         1 - spec.latency_share,
         by_weight=spec.route is not None,
         may_lower=now - watched_since >= WATCHED_SECONDS,
+        placed=placed,
+        answered=before.answered,
     )
     plan = plan_pools(view)
     numbers = next_numbers(view, plan.planned)
@@ -198,7 +220,7 @@ class _Planner:
         known = {pool.name: pool for pool in view.known}
         self.cost = {pool.name: pool.cost_per_hour or 0.0 for pool in view.pools}
         self.rate = {pool.name: known[pool.name].worker_rate for pool in view.pools}
-        self.room = {p.name: _room(p, known[p.name]) for p in view.pools}
+        self.room = {p.name: _room(p, known[p.name], view) for p in view.pools}
         self.floor = {p.name: min(p.min_workers, self.room[p.name]) for p in view.pools}
         self.before = {p.name: min(known[p.name].planned, self.room[p.name]) for p in view.pools}
         self.present = {p.name: min(known[p.name].desired, self.room[p.name]) for p in view.pools}
@@ -216,6 +238,27 @@ class _Planner:
             return ""
         fastest = min(self.batch[name][1] for name in slow)
         return f"no pool answers in time: two batches take {2 * fastest:g} s of {self.view.latency_seconds:g} s"
+
+    def added(self) -> PoolsPlan:
+        """Workers for what is asked beyond what the plan of before answers, in pools that were measured; all that there
+        are stay, as nobody knows what some of them do."""
+        known = {pool.name: pool for pool in self.view.known}
+        lost = sum(max(0, known[name].planned - self.room[name]) * rate for name, rate in self.rate.items())
+        answered = max(0.0, self.view.answered - lost)
+        missing = self.view.demand - answered
+        if missing <= LEAST_RATE:
+            return PoolsPlan()
+        stay = {
+            p.name: max(p.min_workers, self.present[p.name] if known[p.name].planned else 0) for p in self.view.pools
+        }
+        serving = {name: self.rate[name] for name in self.usable if stay[name]}
+        slowest = min(serving.values(), default=0.0)
+        stands = sum(stay[name] * (rate if self.view.by_weight else slowest) for name, rate in serving.items())
+        pools = tuple(replace(p, min_workers=stay[p.name]) for p in self.view.pools)
+        best = _Planner(replace(self.view, pools=pools, demand=stands + missing)).best()
+        unknown = ", ".join(n for n, pool in known.items() if pool.planned and pool.ready and not self.rate[n])
+        reason = f"workers are added and none taken away while those of {unknown} serve and are not measured"
+        return PoolsPlan(best.planned, best.cost, answered + max(0.0, best.answered - stands), reason)
 
     def best(self) -> _Offer:
         """Of all sets of the fastest pools; of all pools alike where requests are shared by what they can do."""
@@ -302,9 +345,9 @@ def _order(offer: _Offer) -> tuple[float, bool, float]:
     return offer.unmet, not offer.spared, offer.cost
 
 
-def _room(pool: WorkerPool, known: PoolStatus) -> int:
+def _room(pool: WorkerPool, known: PoolStatus, view: PoolsView) -> int:
     """Workers that there is a place for, as far as is known."""
-    return min(pool.most, known.ready) if known.message else pool.most
+    return min(pool.most, view.with_place(known)) if known.message else pool.most
 
 
 def _key(pool: str) -> Key:

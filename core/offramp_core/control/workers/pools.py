@@ -7,14 +7,16 @@ batches that ran with exits off tell it under traffic.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from offramp_core.control.objects import PoolStatus, Service
 from offramp_core.control.snapshot import Worker
 from offramp_core.control.spec import WorkerPool
-from offramp_core.control.workers.capacity import WorkerBatch, best_batch, rate_anew
+from offramp_core.control.workers.capacity import WorkerBatch, best_batch, impossible_pace, rate_anew
 
 BATCH_SHARE = 0.25  # of the objective, which leaves half of it for waiting where two batches come before
 MOST_WEIGHT = 1000  # of a pool among those that a Gateway shares requests among
@@ -85,13 +87,18 @@ def _measured(before: PoolStatus, batch: WorkerBatch | None) -> PoolStatus:
     return replace(before, worker_rate=rate, batch_size=batch.rows, batch_seconds=float(f"{batch.seconds:.2g}"))
 
 
+def with_place(workers: Iterable[Worker]) -> dict[str, int]:
+    """How many workers of each pool answer or start."""
+    return dict(Counter(w.endpoint.pool for w in workers if not (w.endpoint.finds_no_place or w.endpoint.ending)))
+
+
 def measured_batch(workers: Sequence[Worker], model: Model | None) -> WorkerBatch | None:
     """In which batches one of the workers answers most in time with exits off, by what they measured themselves; None
     where none did."""
     if model is None:
         return None
     states = (w.state for w in workers if w.state is not None and w.state.backbone_digest == model.digest)
-    paces = [state.pace for state in states if state.pace > 0]
+    paces = [state.pace for state in states if state.pace > 0 and not impossible_pace(state.pace)]
     if not paces:
         return None
     observed = [w.observations for w in workers if w.observations is not None]
@@ -100,7 +107,7 @@ def measured_batch(workers: Sequence[Worker], model: Model | None) -> WorkerBatc
         (c for o in observed for c in (*o.counts, *o.held_back)),
         exits_off_hash=model.exits_off_hash,
         latency_seconds=model.latency_seconds,
-        least_pace=sum(paces) / len(paces),
+        least_pace=median(paces),  # one that was held up as it measured does not speak for the others
         batch_share=BATCH_SHARE,
     )
 

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from offramp_core.protocol import LONGEST_PACE, SHORTEST_PACE
 from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.execution.execute import Runnable
@@ -26,4 +27,5 @@ def measured_pace(stage: Runnable, bundle: Bundle, *, most: int, seconds: float)
     while runs < FEWEST_RUNS or time.perf_counter() - began < seconds:
         stage.run(batch, batch)
         runs += 1
-    return (time.perf_counter() - began) / runs / profiled[size]
+    pace = (time.perf_counter() - began) / runs / profiled[size]
+    return min(max(pace, SHORTEST_PACE), LONGEST_PACE)
