@@ -68,6 +68,22 @@ def lose_nodes(f: Fleet, pool: str, pods: list[Object]) -> None:
             f.api.request("DELETE", f"{path_of(pod)}?gracePeriodSeconds=0")
 
 
+def with_gateway_api(controlled: Any, server: Any) -> None:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    routes = f"/apis/{HTTP_ROUTE.api_version}/httproutes"
+
+    def there() -> bool:
+        controlled.request("POST", path, server.gateway_api())
+        return bool(controlled.request("GET", routes).status_code == 200)
+
+    server.wait_for(there, what="Gateway API")
+
+
+async def weights(f: Fleet) -> dict[str, int]:
+    route = await f.client.get(HTTP_ROUTE, f.namespace, "digits")
+    return {} if route is None else {r["name"]: r["weight"] for r in route["spec"]["rules"][0]["backendRefs"]}
+
+
 def test_every_pool_has_workers_of_its_own_behind_the_one_service(fleet: Any, tools: Any) -> None:
     async def story() -> None:
         async with fleet(nodes=TWO, pools=pools(fast=1, slow=2), answering=True) as f:
@@ -154,32 +170,100 @@ def test_the_nodes_of_a_pool_vanish_and_come_back(fleet: Any, tools: Any) -> Non
     tools.run(story())
 
 
+def test_old_workers_stay_while_nobody_answers_in_their_place_even_if_they_are_not_ready(
+    fleet: Any, tools: Any
+) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"": 1}, replicas=1) as f:
+            await f.serve(GOOD)
+            lost = next(pod["spec"]["nodeName"] for pod in await f.pods())
+            await f.edit(replicas=None, pools=placed(f, fast=1))  # no such node yet
+            await f.rest()
+            f.api.request("DELETE", f"/api/v1/nodes/{lost}")
+            f.api.request("DELETE", f"{path_of((await f.pods())[0])}?gracePeriodSeconds=0")
+            await f.rest()
+            assert await ready_in(f) == {} and await deployments(f) == {"digits", "digits-fast"}
+            add_node(f.api, f"{f.namespace}-9", f.namespace)
+            await until_ready(f, **{"": 1})
+
+    tools.run(story())
+
+
+def test_a_name_that_somebody_else_has_keeps_no_other_pool_from_being_changed(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"fast": 1, "slow": 2}, pools=pools(fast=1, slow=1)) as f:
+            await until_ready(f, fast=1, slow=1)
+            foreign = {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": "digits-other", "namespace": f.namespace},
+                "spec": {
+                    "replicas": 0,
+                    "selector": {"matchLabels": {"of": "others"}},
+                    "template": {
+                        "metadata": {"labels": {"of": "others"}},
+                        "spec": {"containers": [{"name": "c", "image": "x"}]},
+                    },
+                },
+            }
+            assert f.api.create(foreign, keep=True).status_code == 201
+            await f.edit(pools=placed(f, other=1, fast=1, slow=2))
+            await until_ready(f, fast=1, slow=2)
+            assert "pool other: Deployment" in f.message("Reconciling")
+
+    tools.run(story())
+
+
+def test_a_broken_bundle_stays_in_one_pool_when_the_order_of_pools_changes(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"fast": 2, "slow": 2}, pools=pools(fast=1, slow=1)) as f:
+            await until_ready(f, fast=1, slow=1)
+            await f.edit(model={"uri": BROKEN})
+            await f.until(lambda: "digest differs" in f.message("Reconciling"), what="the reason")
+            await f.edit(pools=placed(f, slow=1, fast=1))
+            await f.rest()
+            assert len([pod for pod in await f.pods() if "broken" in bundle_of(pod)]) == 1
+
+    tools.run(story())
+
+
+def test_through_a_gateway_old_workers_get_their_part_until_all_of_the_new_ones_answer(
+    fleet: Any, controlled: Any, server: Any, tools: Any
+) -> None:
+    with_gateway_api(controlled, server)
+
+    async def story() -> None:
+        async with fleet(nodes={"": 4, "fast": 1}, replicas=4, route=PUBLIC, answering=True) as f:
+            await until_ready(f, **{"": 4})
+            await f.until(lambda: f.told()["Ready"][0] == "True", what="a service that serves")
+            await f.edit(replicas=None, pools=placed(f, fast=1, slow=1))
+
+            async def shared() -> bool:
+                return await weights(f) == {"digits-main": 1000, "digits-fast": 250, "digits-slow": 0}
+
+            await f.until(shared, what="a part by numbers of workers")
+            await f.rest()
+            assert await shared() and await ready_in(f) == {"": 4, "fast": 1}
+            add_node(f.api, f"{f.namespace}-slow0", f.namespace, pool="slow")
+            await until_ready(f, fast=1, slow=1)
+            assert (await weights(f)).keys() == {"digits-fast", "digits-slow"}
+
+    tools.run(story())
+
+
 def test_through_a_gateway_each_pool_gets_what_its_workers_can_do(
     fleet: Any, controlled: Any, server: Any, tools: Any
 ) -> None:
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    routes = f"/apis/{HTTP_ROUTE.api_version}/httproutes"
-
-    def there() -> bool:
-        controlled.request("POST", path, server.gateway_api())
-        return bool(controlled.request("GET", routes).status_code == 200)
-
-    server.wait_for(there, what="Gateway API")
+    with_gateway_api(controlled, server)
 
     async def story() -> None:
         async with fleet(nodes={"": 1, **TWO}, replicas=1, route=PUBLIC, answering=True) as f:
             f.reconciler._observer.paces = {"fast": 1.0, "slow": 2.0}
 
-            async def weights() -> dict[str, int]:
-                route = await f.client.get(HTTP_ROUTE, f.namespace, "digits")
-                return (
-                    {} if route is None else {r["name"]: r["weight"] for r in route["spec"]["rules"][0]["backendRefs"]}
-                )
-
             lost = []
 
             async def watch(pods: list[Object]) -> None:
-                for name, weight in (await weights()).items():
+                for name, weight in (await weights(f)).items():
                     service = await f.client.get(NETWORK_SERVICE, f.namespace, name)
                     chosen = service["spec"]["selector"].items() if service is not None else {("nobody", "")}
                     ready = (p for p in pods if is_ready(p) and not ending(p))
@@ -194,7 +278,7 @@ def test_through_a_gateway_each_pool_gets_what_its_workers_can_do(
 
             async def shared() -> bool:
                 rates = [status_of(f).get(name, {}).get("workerRate", 0.0) for name in ("fast", "slow")]
-                return all(rates) and await weights() == {
+                return all(rates) and await weights(f) == {
                     "digits-fast": 1000,
                     "digits-slow": round(1000 * rates[1] / rates[0]),
                 }
@@ -205,7 +289,7 @@ def test_through_a_gateway_each_pool_gets_what_its_workers_can_do(
 
             async def back() -> bool:
                 names = {obj["metadata"]["name"] for obj in (await f.client.list(NETWORK_SERVICE, f.namespace))[0]}
-                return names == {"digits", "digits-main", "digits-next"} and (await weights())["digits-main"] == 100
+                return names == {"digits", "digits-main", "digits-next"} and (await weights(f))["digits-main"] == 100
 
             await f.until(back, what="the Services of versions")
             assert lost == []
@@ -284,6 +368,24 @@ def test_the_other_pool_takes_over_when_all_nodes_of_the_one_that_serves_vanish_
                 add_node(f.api, f"{f.namespace}-cheap{number}", f.namespace, pool="cheap")
             await planned_is(f, cheap=2, dear=0)
             assert "PoolsAvailable" not in f.told()
+
+    tools.run(story())
+
+
+@pytest.mark.parametrize("change", ["removed", "lowered"])
+def test_what_serves_goes_only_when_the_pools_that_stay_answer_in_its_place(
+    fleet: Any, tools: Any, seen_enough: None, change: str
+) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"fast": 3, "slow": 3}, pools=priced(fast="0.1", slow="1"), answering=True) as f:
+            f.reconciler._observer.paces = {"fast": 1.0, "slow": 1.0}
+            asked(f, 90.0)
+            await planned_is(f, fast=2, slow=0)
+            f.since()
+            left = [p | {"nodeSelector": {"of": f.namespace, "pool": p["name"]}} for p in priced(fast="0.1", slow="1")]
+            await f.edit(pools=left[1:] if change == "removed" else [left[0] | {"maxWorkers": 1}, left[1]])
+            await planned_is(f, **({"slow": 2} if change == "removed" else {"fast": 1, "slow": 1}))
+            assert min(ready for ready, _ in f.since()) == 2
 
     tools.run(story())
 

@@ -223,13 +223,17 @@ def labels(service: Service) -> dict[str, str]:
 
 def selector(service: Service, *, trial: bool = False) -> dict[str, str]:
     """Labels by which the main workers are found, those on ``trial``, or those of a pool. Immutable in a Deployment, so
-    never changed either."""
+    never changed either.
+
+    A pool's instance has a dot, which no service's name has: nobody is found as the workers of another service.
+    """
+    pool = service.spec.in_pool
     return {
         "app.kubernetes.io/name": WORKER_NAME,
-        "app.kubernetes.io/instance": workers_name(service, trial=trial),
+        "app.kubernetes.io/instance": f"{service.name}.{pool}" if pool else workers_name(service, trial=trial),
         MANAGED_BY_LABEL: MANAGED_BY,
         **({VERSION_LABEL: ON_TRIAL} if trial else {}),
-        **({POOL_LABEL: service.spec.in_pool} if service.spec.in_pool else {}),
+        **({POOL_LABEL: pool} if pool else {}),
     }
 
 
@@ -333,7 +337,13 @@ def network_service(service: Service) -> Object:
 def version_service(service: Service, *, trial: bool) -> Object:
     """One version, or one pool, alone, for a route that shares requests by weight."""
     name = workers_name(service, trial=trial) if trial or service.spec.in_pool else main_name(service.name)
-    return _network_service(service, name, selector(service, trial=trial))
+    return service_of(service, name, selector(service, trial=trial))
+
+
+def service_of(service: Service, name: str, chosen: Mapping[str, str]) -> Object:
+    """The Service of the workers of one Deployment, which ``chosen`` selects. No other service's: one may be named as
+    a pool of this one is."""
+    return _network_service(service, name, {**chosen, SERVICE_LABEL: service.name})
 
 
 def _network_service(service: Service, name: str, chosen: dict[str, str]) -> Object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 
 from offramp_core.control.objects import Service
@@ -43,15 +43,55 @@ def serves(deployment: Object) -> bool:
     return _count(deployment, "readyReplicas") > 0
 
 
-def take_over(wanted: Iterable[Object | None], left: Iterable[Object]) -> bool:
-    """Whether the workers that the spec asks for can do without those that are ``left`` of an earlier one: all of them
-    are available, or as many as the others have ready."""
-    found = list(wanted)
-    asked = sum(int((d["spec"] or {}).get("replicas", 1)) for d in found if d is not None)
-    available = sum(_count(d, "availableReplicas") for d in found if d is not None)
-    if any(d is None or not _is_observed(d) for d in found):
-        return False
-    return available >= min(asked, sum(_count(d, "readyReplicas") for d in left))
+def take_over(service: Service, wanted: Mapping[str, Object | None], trial: Object | None) -> bool:
+    """Whether the workers that the spec or the plan asks for can do without those of an earlier spec: as many as are
+    asked for in all are available, and at least one.
+
+    What counts is what is asked for now, and not what Deployments ask for, which may have to wait for their turn.
+
+    Parameters
+    ----------
+    wanted : mapping
+        Deployments by pool; the main one by "".
+    trial : object or None
+        The Deployment of workers on trial, which may stand in the place of main ones.
+    """
+    spec = service.spec
+    asked = _asked_of_pools(service) if spec.pools else {"": _asked_of_main(service, wanted[""])}
+    total = sum(asked.values())
+    if not total and all(pool.fixed for pool in spec.pools):
+        return True
+    measured = {pool.name for pool in service.status.pools if pool.worker_rate > 0}
+    known = {name for name in asked if not spec.pools or spec.pools[0].fixed or name in measured}
+    available = sum(min(asked[name], _available(wanted[name])) for name in known) + _available(trial)
+    return available >= max(1, total)
+
+
+def _asked_of_pools(service: Service) -> dict[str, int]:
+    """Workers that each pool is to have. Where the operator plans, a pool without a place counts with what is planned
+    there: the one that waits is in nobody's plan, and the others have its share."""
+    known, asked = {pool.name: pool for pool in service.status.pools}, dict[str, int]()
+    for pool in service.spec.pools:
+        status = known.get(pool.name)
+        asked[pool.name] = pool.replicas
+        if status is not None and not pool.fixed:
+            asked[pool.name] = status.planned if status.message else max(pool.replicas, status.planned)
+    return asked
+
+
+def _asked_of_main(service: Service, live: Object | None) -> int:
+    scaled = service.spec.autoscaling
+    return max(service.spec.replicas if scaled is None else scaled.min_replicas, replicas_of(live))
+
+
+def replicas_of(deployment: Object | None) -> int:
+    """How many workers a Deployment asks for; 0 where there is none."""
+    return 0 if deployment is None else int((deployment.get("spec") or {}).get("replicas", 1))
+
+
+def _available(deployment: Object | None) -> int:
+    """Its available workers, once its controller has seen what it is asked for."""
+    return 0 if deployment is None or not _is_observed(deployment) else _count(deployment, "availableReplicas")
 
 
 def _is_observed(deployment: Object) -> bool:

@@ -105,8 +105,9 @@ def next_numbers(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
     ready, starting, wanted = list[Workers](), list[Workers](), list[Workers]()
     for pool, known in zip(view.pools, view.known, strict=True):
         key, n = _key(pool.name), max(planned.get(pool.name, known.desired), pool.min_workers)
-        room.append(Pool(name=pool.name, cost_per_hour=1.0, max_workers=pool.most, worker_memory_bytes=1))
-        if known.message:
+        most = max(pool.most, known.desired)  # those above a maximum that was lowered go when others answer
+        room.append(Pool(name=pool.name, cost_per_hour=1.0, max_workers=most, worker_memory_bytes=1))
+        if known.message and known.ready <= pool.most:
             placed = view.with_place(known)
             asked[pool.name] = min(pool.most, max(n, placed + 1))
             waited_for = _workers(key, max(0, min(n, placed, pool.most) - known.ready))

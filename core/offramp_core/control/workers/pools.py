@@ -114,11 +114,12 @@ def measured_batch(workers: Sequence[Worker], model: Model | None) -> WorkerBatc
 
 def with_numbers(service: Service) -> Service:
     """The service with the numbers of workers that the operator decided on where the spec leaves them to it; before it
-    has, one in each pool, which is measured."""
+    has, one in each pool, which is measured. A pool that has more than it still may keeps them until the plan lowers
+    the number: others answer first."""
     spec, known = service.spec, {pool.name: pool.desired for pool in service.status.pools}
     if all(pool.fixed for pool in spec.pools):
         return service
-    numbers = [min(pool.most, max(pool.min_workers, known.get(pool.name, 1))) for pool in spec.pools]
+    numbers = [max(pool.min_workers, known.get(pool.name, 1)) for pool in spec.pools]
     pools = tuple(replace(pool, replicas=n) for pool, n in zip(spec.pools, numbers, strict=True))
     return replace(service, spec=replace(spec, pools=pools, replicas=sum(numbers)))
 
@@ -148,7 +149,7 @@ def request_weights(pools: Iterable[PoolStatus], available: Mapping[str, int]) -
     """How requests are shared among pools: by what their available workers can do.
 
     A pool that was not measured yet counts as the slowest that was. One without workers gets nothing, and every other
-    one something.
+    one something. Where nobody has any, all get as much: the first worker that comes is found at once.
 
     Examples
     --------
@@ -160,4 +161,6 @@ def request_weights(pools: Iterable[PoolStatus], available: Mapping[str, int]) -
     slowest = min((rates[name] for name in available if name in rates), default=1.0)
     able = {name: n * rates.get(name, slowest) for name, n in available.items()}
     most = max(able.values(), default=0.0)
+    if most <= 0:
+        return dict.fromkeys(able, MOST_WEIGHT)
     return {name: max(1, round(MOST_WEIGHT * can / most)) if can > 0 else 0 for name, can in able.items()}

@@ -4,7 +4,10 @@ names."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+
+import msgspec
 
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Trouble
@@ -17,8 +20,10 @@ from offramp_operator.kube.client import ApiError, GoneError
 from offramp_operator.kube.kinds import DEPLOYMENT, HTTP_ROUTE, NETWORK_SERVICE, Object, name_of
 from offramp_operator.kube.platform import memory as memories
 from offramp_operator.kube.platform.children import Children, NameTakenError
+from offramp_operator.kube.platform.handover import must_stay
 from offramp_operator.kube.platform.memory import Memory, Problem, key_of
 from offramp_operator.kube.pools import in_pools
+from offramp_operator.kube.trim import content
 from offramp_operator.shell.log import log_event
 
 LET_GO_SECONDS = 30.0  # a Gateway that has not taken in a route after so long is not waited for
@@ -44,13 +49,12 @@ class GatewayRoutes:
             return
         memory.route_problem = None
         try:
-            shared = _sharers(service)
-            for each in shared:
+            left = must_stay(self._cache, service)
+            for each in (*_sharers(service), *(_of_before(service, obj) for obj in left)):
                 await self._children.ensure(memory, NETWORK_SERVICE, each)
-            weights = self._weights(service)
-            if not self._must_stay(service, weights):
-                await self._children.ensure(memory, HTTP_ROUTE, manifests.http_route(service, asked, weights=weights))
-                await self._remove_services(service, but=weights.keys())
+            weights = self._weights(service, left)
+            await self._children.ensure(memory, HTTP_ROUTE, manifests.http_route(service, asked, weights=weights))
+            await self._remove_services(service, but=weights.keys())
         except NameTakenError as error:
             self._remember(memory, service, Reason.ROUTE_NAME_TAKEN, str(error), before=problem)
         except GoneError:
@@ -69,8 +73,7 @@ class GatewayRoutes:
             memory.leaving_since.pop(name, None)
             return False
         waited = self._monotonic() - memory.leaving_since.setdefault(name, self._monotonic())
-        backend = manifests.main_name(service.name) if name == service.name else name
-        return waited < LET_GO_SECONDS and not routes.has_let_go(route, backend)
+        return waited < LET_GO_SECONDS and not routes.has_let_go(route, _backend(service, name))
 
     def trouble(self, service: Service, memory: Memory) -> Trouble | None:
         """What keeps requests from being shared as the spec asks; None where nothing does."""
@@ -100,26 +103,30 @@ class GatewayRoutes:
             if name not in {service.name, *but} and not routed:
                 await self._children.remove(NETWORK_SERVICE, obj)
 
-    def _must_stay(self, service: Service, weights: Mapping[str, int]) -> bool:
-        """Whether the route names workers of before, or after, pools, and nobody yet answers in their place."""
-        route = self._route(service)
-        others = routes.backends(route) - weights.keys() if route is not None else frozenset()
-        asked = (manifests.workers_name(each) for each in in_pools(service))
-        return bool(others) and not any(self._answers(service, name, "availableReplicas") for name in asked)
-
     def _is_too_early(self, problem: Problem, service: Service) -> bool:
         """Whether trying again would meet the same problem."""
         unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
         same = (problem.generation, problem.unreadable) == (service.generation, unreadable)
         return same and self._monotonic() < problem.retry_at
 
-    def _weights(self, service: Service) -> dict[str, int]:
-        """Of the Services that a route names."""
-        if not service.spec.pools:
-            return manifests.version_weights(service, share=self._share(service))
-        names = {pool.name: manifests.pool_name(service.name, pool.name) for pool in service.spec.pools}
-        available = {pool: self._count(service, name, "availableReplicas") for pool, name in names.items()}
-        return {names[pool]: weight for pool, weight in request_weights(service.status.pools, available).items()}
+    def _weights(self, service: Service, left: Sequence[Object]) -> dict[str, int]:
+        """Of the Services that a route names. Workers of before that are ``left`` get their part until the others can
+        do without them."""
+        spec, share = service.spec, 0 if service.spec.pools else self._share(service)
+        if not spec.pools and not left:
+            return manifests.version_weights(service, share=share)
+        if spec.pools:
+            sources = {name: name for name in (manifests.pool_name(service.name, pool.name) for pool in spec.pools)}
+        else:
+            trial = manifests.trial_name(service.name)
+            sources = {manifests.main_name(service.name): service.name, trial: trial if share else ""}
+        sources |= {_backend(service, name): name for name in map(name_of, left)}
+        counts = dict[str, int]()
+        for counted in ("availableReplicas", "readyReplicas"):
+            if not any(counts.values()):
+                counts = {backend: self._count(service, name, counted) for backend, name in sources.items()}
+        measured = (replace(p, name=manifests.pool_name(service.name, p.name)) for p in service.status.pools)
+        return request_weights(measured, counts)
 
     def _share(self, service: Service) -> int:
         return request_share(
@@ -159,3 +166,14 @@ def _sharers(service: Service) -> list[Object]:
     if service.spec.pools:
         return [manifests.version_service(each, trial=False) for each in in_pools(service)]
     return [manifests.version_service(service, trial=trial) for trial in (False, True)]
+
+
+def _backend(service: Service, deployment: str) -> str:
+    """The Service of the workers of one Deployment alone."""
+    return manifests.main_name(service.name) if deployment == service.name else deployment
+
+
+def _of_before(service: Service, deployment: Object) -> Object:
+    """The Service of workers that the spec does not ask for any more."""
+    selector = msgspec.json.decode(content(deployment))["selector"]["matchLabels"]
+    return manifests.service_of(service, _backend(service, name_of(deployment)), selector)

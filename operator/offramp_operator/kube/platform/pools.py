@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from offramp_core.control.objects import Service
 from offramp_core.control.workers.update import strategy_in_force
 from offramp_operator.kube import manifests
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import DEPLOYMENT, Object, name_of
-from offramp_operator.kube.platform.children import Children
+from offramp_operator.kube.platform.children import Children, NameTakenError, check_owner
 from offramp_operator.kube.platform.gateway import GatewayRoutes
+from offramp_operator.kube.platform.handover import left_over, must_stay
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
-from offramp_operator.kube.pools import has_followed, in_pools, serves, take_over
+from offramp_operator.kube.pools import has_followed, in_pools, replicas_of, serves
 from offramp_operator.shell.platform import WorkerIdentity
 
 ALL_AT_ONCE: Object = {"maxSurge": 0, "maxUnavailable": "100%"}  # where no pod serves that could be missed
@@ -30,13 +33,13 @@ class Pools:
     async def ensure(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
         """Every pool that the spec names."""
         pools = in_pools(service)
-        live = {
-            each.spec.in_pool: await self._children.live(DEPLOYMENT, each.namespace, manifests.workers_name(each))
-            for each in pools
-        }
+        live, taken = await self._live(memory, pools)
         goes_first = _goes_first(service, live)
         changing = False
-        for each in pools:
+        # The pool in the middle of a change first, wherever it stands now: no other one begins beside it.
+        for each in sorted(pools, key=lambda each: not _is_changing(live.get(each.spec.in_pool))):
+            if each.spec.in_pool not in live:
+                continue
             known = live[each.spec.in_pool]
             n = each.spec.replicas if goes_first in (None, each.spec.in_pool) else replicas_of(known)
             n = n if goes_first is None else min(n, max(1, replicas_of(known)))
@@ -57,19 +60,33 @@ class Pools:
             if known is not None and not serves(known) and (changes_pods(known, body) or not has_followed(known)):
                 body["spec"]["strategy"]["rollingUpdate"] = ALL_AT_ONCE
             await self._children.ensure(memory, DEPLOYMENT, body)
-            changing = changing or (known is not None and serves(known) and not has_followed(known))
+            changing = changing or _is_changing(known)
+        if taken:  # keeps no other pool from being changed
+            raise NameTakenError("; ".join(taken))
+
+    async def _live(self, memory: Memory, pools: Iterable[Service]) -> tuple[dict[str, Object | None], list[str]]:
+        """The Deployment of each pool, and of which pools somebody else's has the name."""
+        live, taken = dict[str, Object | None](), list[str]()
+        for each in pools:
+            found = await self._children.live(DEPLOYMENT, each.namespace, manifests.workers_name(each))
+            try:
+                if found is not None:
+                    check_owner(found, memory.uid, DEPLOYMENT)
+            except NameTakenError as error:
+                taken.append(f"pool {each.spec.in_pool}: {error}, or the pool")
+            else:
+                live[each.spec.in_pool] = found
+        return live, taken
 
     async def remove_others(self, memory: Memory, service: Service) -> None:
         """Workers of a pool that the spec does not name any more, or of the time before or after pools, go once the
         others can do without them."""
-        wanted = {manifests.workers_name(each) for each in in_pools(service)}
-        spared = wanted | {manifests.trial_name(service.name)}
-        owned = self._cache.owned(DEPLOYMENT, service.uid)
-        left = [obj for obj in owned if name_of(obj) not in spared]
-        if left and take_over((self._cache.get(DEPLOYMENT, service.namespace, name) for name in wanted), left):
-            for obj in left:
-                if self._routes.still_sends(memory, service, name_of(obj)):
-                    continue
+        if staying := must_stay(self._cache, service):
+            for obj in staying:
+                memory.leaving_since.pop(name_of(obj), None)
+            return
+        for obj in left_over(self._cache, service):
+            if not self._routes.still_sends(memory, service, name_of(obj)):
                 await self._children.remove(DEPLOYMENT, obj)
 
 
@@ -82,6 +99,10 @@ def _goes_first(service: Service, live: dict[str, Object | None]) -> str | None:
     return running or next((p.name for p in service.spec.pools if p.replicas), None)
 
 
+def _is_changing(live: Object | None) -> bool:
+    return live is not None and serves(live) and not has_followed(live)
+
+
 def on_probation(live: Object) -> bool:
     """Whether a pod has become ready just now, for which seconds no other pods must be asked for.
 
@@ -91,8 +112,3 @@ def on_probation(live: Object) -> bool:
     """
     status = live.get("status") or {}
     return int(status.get("readyReplicas") or 0) > int(status.get("availableReplicas") or 0)
-
-
-def replicas_of(deployment: Object | None) -> int:
-    """How many workers a Deployment asks for; 0 where there is none."""
-    return 0 if deployment is None else int((deployment.get("spec") or {}).get("replicas", 1))

@@ -32,9 +32,10 @@ from offramp_operator.kube.platform.children import Children, NameTakenError, ch
 from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.gateway import GatewayRoutes
 from offramp_operator.kube.platform.memory import Memory, Problem, key_of
-from offramp_operator.kube.platform.pools import Pools, on_probation, replicas_of
+from offramp_operator.kube.platform.pools import Pools, on_probation
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
 from offramp_operator.kube.platform.trainings import Trainings
+from offramp_operator.kube.pools import replicas_of
 from offramp_operator.kube.scaling import handed_over
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import WorkerIdentity
