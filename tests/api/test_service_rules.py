@@ -878,6 +878,12 @@ PRICED_RULES: list[Rule] = [
         [PRICED[0] | {"replicas": 1}, PRICED[1]],
         "some have replicas and others not",
     ),
+    Rule(
+        "spec.pools",
+        [pool | {"replicas": 500, "maxWorkers": 1, "minWorkers": 0} for pool in PRICED],
+        [pool | {"replicas": 501, "maxWorkers": 1, "minWorkers": 0} for pool in PRICED],
+        "pools must not ask for more than 1000 workers in all",
+    ),
     Rule("spec.pools", PRICED[:1], [PRICED[0], {"name": "b"}], "say how many workers the pool has (replicas)"),
     Rule(
         "spec.pools",

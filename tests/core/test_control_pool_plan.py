@@ -9,9 +9,18 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp_core.control.objects import PoolStatus
-from offramp_core.control.spec import WorkerPool
-from offramp_core.control.workers.pool_plan import LEAST_RATE, PoolsView, next_numbers, plan_pools
+from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service, ServiceStatus
+from offramp_core.control.snapshot import Load
+from offramp_core.control.spec import WorkerPool, parse_spec
+from offramp_core.control.workers.pool_plan import (
+    LEAST_RATE,
+    PoolsView,
+    demand_of,
+    next_numbers,
+    plan_event,
+    plan_pools,
+)
+from offramp_core.fleet import Window
 
 SPARE = 1.10  # what a new plan answers of the demand
 
@@ -264,3 +273,29 @@ def test_where_no_pool_answers_in_time_the_numbers_stay_and_the_plan_says_why() 
     plan = plan_pools(view)
     assert plan.planned == {} and "no pool answers in time" in plan.reason
     assert next_numbers(view, plan.planned) == {"a": 2}
+
+
+def test_what_came_lately_is_told_by_a_clock_that_may_be_set_back() -> None:
+    windows = [Window(ended_at=1000.0 + end, seconds=10.0, rate=rate) for end, rate in ((0.0, 5.0), (-10.0, 7.0))]
+    assert demand_of(Load(windows=tuple(windows)), 1001.0) == 7.0
+    ahead = Window(ended_at=1000.0 + 3600.0, seconds=10.0, rate=500.0)
+    assert demand_of(Load(windows=(*windows, ahead)), 1001.0) == 7.0, "it ended before the clock was set back"
+
+
+def test_a_plan_is_told_against_the_workers_that_there_were() -> None:
+    pools = [{"name": name, "costPerHour": "1", "maxWorkers": 5} for name in ("a", "b")]
+    objective = {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}}
+    spec = parse_spec({"model": {"uri": "oci://offramp/digits:1"}, "objective": objective, "pools": pools})
+    now = [PoolStatus("a", planned=3), PoolStatus("b", planned=2)]
+    plan = PoolPlanStatus(demand=1.0, answered=2.0, cost_per_hour=5.0, reason="the cheapest")
+
+    def told(before: PoolPlanStatus, *known: PoolStatus) -> str:
+        status = ServiceStatus(pools=known, pool_plan=before)
+        event = plan_event(Service("default", "digits", "uid", 1, spec, status), now, plan)
+        assert event is not None
+        return event.message
+
+    replicas = PoolStatus("a", desired=3), PoolStatus("b", desired=1)
+    assert "planned: a 3, b 2 (was 1);" in told(PoolPlanStatus(), *replicas), "no plan was before"
+    earlier = replace(plan, reason="these stay")
+    assert "planned: a 3 (was 4), b 2 (was 0);" in told(earlier, PoolStatus("a", desired=3, planned=4)), "b is new"

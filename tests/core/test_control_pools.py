@@ -141,6 +141,11 @@ def test_what_a_pool_says_stands_in_the_place_of_what_is_said_of_all() -> None:
         ({"pools": []}, "spec.pools"),
         ({"pools": [{"name": "a", "replicas": 1}] * 2}, "spec.pools"),
         ({"pools": [{"name": "next", "replicas": 1}]}, "spec.pools[0].name"),
+        ({"pools": [{"name": "a\n", "replicas": 1}]}, "spec.pools[0].name"),
+        *(
+            ({"pools": [{"name": "a", "maxWorkers": 1, "costPerHour": cost}]}, "spec.pools[0].costPerHour")
+            for cost in ("1_0", "\u0663", " 1", "1\n", "1e1", "NaN", 1)
+        ),
         ({"pools": [{"name": "a"}]}, "spec.pools[0].replicas"),
         ({"pools": [{"name": "a", "maxWorkers": 3}]}, "spec.pools[0].costPerHour"),
         ({"pools": [{"name": "a", "replicas": 3, "costPerHour": "0.1"}]}, "spec.pools[0].maxWorkers"),

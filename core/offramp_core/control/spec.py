@@ -61,6 +61,7 @@ _SLICE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
 _TIER = re.compile(r"^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$")
 _NUMBER_OR_SHARE = re.compile(r"^([1-9][0-9]{0,2}|1000|([1-9][0-9]?|100)%)$")
 _PERCENTILE = re.compile(r"^[5-9][0-9](\.[0-9]{1,3})?$")
+_DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
 _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
 _UNIT_BYTES = {None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_NAME_LENGTH = 40
@@ -367,14 +368,14 @@ class ServiceSpec:
 
 def parse_duration(text: Any, field_name: str) -> float:
     """``40ms``, ``1.5s``, ``1h30m`` → seconds."""
-    if not isinstance(text, str) or not _DURATION.match(text):
+    if not isinstance(text, str) or not _DURATION.fullmatch(text):
         raise InvalidSpecError(field_name, f"{text!r} is not a duration; write for example 40ms, 1.5s or 1h30m")
     return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
 def parse_size(text: Any, field_name: str) -> int:
     """``256Mi`` → bytes."""
-    match = _SIZE.match(text) if isinstance(text, str) else None
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     size = int(match[1]) * _UNIT_BYTES[match[2]] if match else 0
     if not 0 < size <= MAX_CACHE_BYTES:
         raise InvalidSpecError(
@@ -386,7 +387,7 @@ def parse_size(text: Any, field_name: str) -> int:
 
 def check_name(name: Any) -> str:
     """A service name: DNS-1035, at most 40 characters, because child names append a hash."""
-    if not isinstance(name, str) or not _NAME.match(name) or len(name) > MAX_NAME_LENGTH:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise InvalidSpecError(
             "metadata.name",
             f"{name!r} must be lower-case letters, digits and '-', start with a letter, at most {MAX_NAME_LENGTH} long",
@@ -486,7 +487,7 @@ def _percentile(latency: _Reader) -> float:
     value = latency.get("percentile", 95)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | str) or not _PERCENTILE.match(str(value)):
+    if isinstance(value, bool) or not isinstance(value, int | str) or not _PERCENTILE.fullmatch(str(value)):
         hint = f'must be a whole number or a quoted decimal from 50 to 99.999, such as 95 or "99.9"; got {value!r}'
         raise InvalidSpecError(latency.path("percentile"), hint)
     return float(value)
@@ -800,7 +801,7 @@ def _number_or_share(reader: _Reader, name: str) -> int | str:
     value = reader.get(name, 1)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | str) or not _NUMBER_OR_SHARE.match(str(value)):
+    if isinstance(value, bool) or not isinstance(value, int | str) or not _NUMBER_OR_SHARE.fullmatch(str(value)):
         hint = (
             f"must be a whole number from 1 to {MAX_REPLICAS} or a share from 1% to 100%, such as 2 or 10%; got "
             f"{value!r}"
@@ -855,7 +856,9 @@ def _gateways(reader: _Reader) -> Route:
     parents = tuple(_parent(entry, f"{reader.path('parentRefs')}[{i}]") for i, entry in enumerate(entries))
     if len(set(parents)) != len(parents):
         raise InvalidSpecError(reader.path("parentRefs"), "a parent is named twice")
-    good = isinstance(names, list) and all(isinstance(n, str) and _HOSTNAME.match(n) and len(n) <= 253 for n in names)
+    good = isinstance(names, list) and all(
+        isinstance(n, str) and _HOSTNAME.fullmatch(n) and len(n) <= 253 for n in names
+    )
     good = good and len(set(names)) == len(names)
     if not good or len(names) > MAX_HOSTNAMES:
         hint = "host names, each once and in lower case, such as models.example.com or *.example.com"
@@ -878,7 +881,7 @@ def _parent(value: Any, where: str) -> tuple[tuple[str, str | int], ...]:
 def _worker(spec: _Reader) -> Mapping[str, Any]:
     worker = spec.mapping("worker")
     class_name = worker.get("className")
-    if class_name is not None and not (isinstance(class_name, str) and _OBJECT_NAME.match(class_name)):
+    if class_name is not None and not (isinstance(class_name, str) and _OBJECT_NAME.fullmatch(class_name)):
         raise InvalidSpecError(spec.path("worker.className"), f"must name a WorkerClass; got {class_name!r}")
     if worker.get("disruptionBudget") is not None:
         budget = _Reader(worker["disruptionBudget"], spec.path("worker.disruptionBudget"), {"maxUnavailable"})
@@ -1003,7 +1006,7 @@ class _Reader:
 
     def text(self, name: str, pattern: str, hint: str) -> str:
         value = self.value.get(name)
-        if not isinstance(value, str) or not re.match(pattern, value):
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise InvalidSpecError(self.path(name), f"{hint}; got {value!r}")
         return value
 
@@ -1041,13 +1044,8 @@ class _Reader:
         exclude_high: bool = False,
     ) -> float:
         text = self.value.get(name, default)
-        try:
-            value = Decimal(text) if isinstance(text, str) else None
-        except InvalidOperation:
-            value = None
-        below = (
-            value is None or not value.is_finite() or value < Decimal(low) or (exclude_low and value == Decimal(low))
-        )
+        value = Decimal(text) if isinstance(text, str) and _DECIMAL.fullmatch(text) else None
+        below = value is None or value < Decimal(low) or (exclude_low and value == Decimal(low))
         if below or value > Decimal(high) or (exclude_high and value == Decimal(high)):  # type: ignore[operator]
             left, right = "(" if exclude_low else "[", ")" if exclude_high else "]"
             raise InvalidSpecError(

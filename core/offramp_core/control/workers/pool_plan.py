@@ -174,11 +174,12 @@ def with_plan(
 
 def plan_event(service: Service, pools: Sequence[PoolStatus], plan: PoolPlanStatus) -> Event | None:
     """What people are told where the plan is another one than before."""
-    before = {pool.name: pool.planned for pool in service.status.pools}
+    earlier = service.status.pool_plan.reason
+    before = {pool.name: pool.planned if earlier else pool.desired for pool in service.status.pools}
     if plan == service.status.pool_plan or not plan.reason:
         return None
     now = ", ".join(
-        f"{pool.name} {pool.planned}" + (f" (was {was})" if (was := before.get(pool.name)) != pool.planned else "")
+        f"{pool.name} {pool.planned}" + (f" (was {was})" if (was := before.get(pool.name, 0)) != pool.planned else "")
         for pool in pools
     )
     cost = service.status.pool_plan.cost_per_hour
@@ -194,7 +195,7 @@ def plan_event(service: Service, pools: Sequence[PoolStatus], plan: PoolPlanStat
 def demand_of(load: Load, now: float) -> float:
     """Requests per second to plan for: what is expected by the time that a new worker answers, or the most that came in
     ten seconds of the last minute."""
-    newest = (w.rate for w in load.windows if w.ended_at > now - RECENT_SECONDS)
+    newest = (w.rate for w in load.windows if abs(now - w.ended_at) < RECENT_SECONDS)  # a clock may be set back
     return max(predicted_rate(load.windows, now=now, lead_seconds=STARTUP_SECONDS), max(newest, default=0.0))
 
 
