@@ -27,7 +27,7 @@ from offramp_core.bundle import BatchProfile, Profile, TensorSpec, column_arrays
 from offramp_core.evaluate import evaluate
 from offramp_core.evidence.slow import parse_limits
 from offramp_core.execution import Regrouping, carries_on
-from offramp_core.protocol import ArmPlan, PlanDocument
+from offramp_core.protocol import LONGEST_PACE, ArmPlan, PlanDocument
 from offramp_core.records import records_from_arrays
 from offramp_core.sketch import SecondsSketch
 from offramp_core.task import NO_ANSWER, top_labels
@@ -1079,3 +1079,17 @@ def test_the_pace_is_the_mean_of_whole_batches_in_times_of_the_profile(
     assert set(sizes) == {largest} and len(sizes) == 7
     assert pace == pytest.approx((5 * 0.1 + 2 * 0.3) / 7 / profiled[largest])
     assert measured_pace(stage, bundle, most=1, seconds=0.0) > 0 and sizes[-1] == min(profiled), "three runs at least"
+
+
+def test_a_worker_that_was_held_up_tells_no_pace_that_nobody_would_believe(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("offramp_worker.engine.execution.pace.time.perf_counter", lambda: clock[0])
+
+    class Frozen:
+        def run(self, x: Any, given: Any, rows: Any = None) -> Any:
+            clock[0] += 1e6
+
+    stage: Any = Frozen()
+    assert measured_pace(stage, bundle, most=1, seconds=0.5) == LONGEST_PACE
