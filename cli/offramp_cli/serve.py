@@ -74,7 +74,7 @@ def serve(  # noqa: PLR0917 - options of a command
     env |= {name: str(value) for name, value in own.items() if value is not None}
     given = bundles or []
     try:
-        if len(given) == 1 and models is None and memory is None and "=" not in given[0]:
+        if len(given) == 1 and models is None and memory is None and not _named(given[0])[0]:
             run(settings_from_env({**env, "OFFRAMP_BUNDLE": given[0]}), stay_up_broken=False)
         else:
             run_models(_several(env, given, file=models), stay_up_broken=False)
@@ -91,5 +91,11 @@ def _several(env: dict[str, str], given: list[str], *, file: Path | None) -> Sha
         raise InvalidArgumentError("give bundles, or --models FILE which lists them")
     if file is not None:
         return shared_settings({**env, "OFFRAMP_MODELS": str(file)})
-    pairs = [(name, path) if path else (Path(name).name, name) for name, _, path in (g.partition("=") for g in given)]
-    return settings_of_models(env, [ListedModel(name=name, bundle=path) for name, path in pairs], folder=Path.cwd())
+    listed = [ListedModel(name=name or Path(folder).name, bundle=folder) for name, folder in map(_named, given)]
+    return settings_of_models(env, listed, folder=Path.cwd())
+
+
+def _named(text: str) -> tuple[str, str]:
+    """NAME=DIR as both, DIR with no name. A folder that is there is a DIR, whatever its name; a NAME has no slash."""
+    name, _, folder = text.partition("=")
+    return (name, folder) if folder and "/" not in name and not Path(text).is_dir() else ("", text)

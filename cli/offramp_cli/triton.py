@@ -26,7 +26,9 @@ def triton(
     plan: Annotated[Path, typer.Option(metavar="FILE", help="The plan: a RampConfig (YAML or JSON), or its spec.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The model repository; the model becomes a folder in it.")],
     name: Annotated[str, typer.Option(help="The model's name in Triton; the bundle's by default.")] = "",
-    version: Annotated[int, typer.Option(help="The version directory. Others stay as they are.", min=1)] = 1,
+    version: Annotated[
+        int, typer.Option(help="The version directory. Others stay as they are, and so does config.pbtxt.", min=1)
+    ] = 1,
 ) -> None:
     """Write a plan's exits into one ONNX graph, as a model repository that Triton Inference Server serves.
 
@@ -48,6 +50,8 @@ def triton(
     ramps = ", ".join(f"{r.id} < {format_threshold(r.threshold)}" for r in wanted.ramps if r.threshold > 0)
     print(f"{written.folder / str(version)}: {ramps or 'no exits'} at {wanted.precision}")
     print(f"{written.probe_left} of the bundle's {written.probe_rows} probe rows leave early")
+    if written.missing_lines:
+        print(f"{written.folder / 'config.pbtxt'} stays as it is; it does not say {', '.join(written.missing_lines)}")
     if loaded.encoded is not None:
         row, sent = loaded.manifest.inputs[0], loaded.asks_for.name
         print(f"clients send {row.name} {row.datatype} {list(row.shape)}, as the model takes it, not {sent}s")

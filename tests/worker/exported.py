@@ -66,8 +66,12 @@ class Repository:
     def answer(self, x: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
         """Outputs by name, and where each row left."""
         outputs = dict(zip((o.name for o in self.config.output), self.session.run(None, {self.entry: x}), strict=True))
-        exits = [*json.loads(self.config.parameters["offramp.exits"].string_value), "final"]  # -1 is the last one
+        exits = [*self.told("exits"), "final"]  # -1 is the last one
         return outputs, [exits[place] for place in outputs.pop("exit")[:, 0]]
+
+    def told(self, what: str) -> Any:
+        """What the graph says of itself."""
+        return json.loads(self.session.get_modelmeta().custom_metadata_map[f"offramp.{what}"])
 
     @property
     def entry(self) -> str:

@@ -144,6 +144,7 @@ def test_a_plan_of_another_model_is_one_line_and_exit_code_2(bundle_dir: Path, t
     ("env", "message"),
     [
         ({"OFFRAMP_MODEL_NAME": "a/b"}, "OFFRAMP_MODEL_NAME is 'a/b'; it stands in paths"),
+        ({"OFFRAMP_MODEL_NAME": ".."}, "OFFRAMP_MODEL_NAME is '..'; it stands in paths"),
         (
             {
                 "OFFRAMP_FIXED_PLAN": "/plan.json",

@@ -36,9 +36,12 @@ def test_a_broken_bundle_is_one_line_that_names_the_file_and_exit_code_2(bundle_
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["folder", "lr=0.1/bundle", "a=b"])
+def test_a_folder_that_is_no_bundle_is_refused(name: str, tmp_path: Path) -> None:
+    """Also one whose path looks like NAME=DIR."""
+    (tmp_path / name).mkdir(parents=True)
     result = subprocess.run(
-        [*COMMAND, str(tmp_path)], env=ENV, capture_output=True, text=True, timeout=START_SECONDS, check=False
+        [*COMMAND, name], cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=START_SECONDS, check=False
     )
     assert result.returncode == 2
     assert "error: manifest.json: cannot be read" in result.stderr

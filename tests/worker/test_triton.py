@@ -118,9 +118,10 @@ def test_rows_that_leave_are_not_computed_any_further(wide: Path, tmp_path: Path
 
 def test_the_batch_that_triton_may_make_is_the_largest_that_was_measured(wide: Path, tmp_path: Path) -> None:
     plan = plan_for(wide, {"r01-grid": "0.5"})
-    config = Repository.of(wide, plan, tmp_path / "models").config
+    repository = Repository.of(wide, plan, tmp_path / "models")
+    config = repository.config
     assert (config.name, config.max_batch_size, config.HasField("dynamic_batching")) == ("tiny", 32, True)
-    assert Plan.from_mapping(json.loads(config.parameters["offramp.plan"].string_value)) == plan
+    assert Plan.from_mapping(repository.told("plan")) == plan
     assert [group.kind for group in config.instance_group] == [2]  # KIND_CPU, where the bundle was measured
 
 
@@ -133,7 +134,7 @@ def test_a_bundle_for_a_gpu_asks_for_one(tmp_path: Path) -> None:
 def test_a_better_plan_is_another_version_of_the_model(wide: Path, tmp_path: Path) -> None:
     out, better = tmp_path / "models", plan_for(wide, {"r00-grid": "0.1"})
     assert export(wide, plan_for(wide, {"r01-grid": "0.5"}), out).exit_code == 0
-    before = (out / "tiny" / "1" / "model.onnx").read_bytes()
+    before = {file: (out / "tiny" / file).read_bytes() for file in ("1/model.onnx", "config.pbtxt")}
     refused = export(wide, better, out)
     assert refused.exit_code == 2
     assert "exists; give another --version" in refused.stderr
@@ -145,8 +146,83 @@ def test_a_better_plan_is_another_version_of_the_model(wide: Path, tmp_path: Pat
         "tiny/2/model.onnx",
         "tiny/config.pbtxt",
     ]
-    assert (out / "tiny" / "1" / "model.onnx").read_bytes() == before
-    assert b"r00-grid" in (out / "tiny" / "config.pbtxt").read_bytes()
+    # So going back is deleting a folder: each graph says what it holds, and the configuration says nothing of it.
+    assert {file: (out / "tiny" / file).read_bytes() for file in before} == before
+    assert [_exits_in(out / "tiny" / version / "model.onnx") for version in "12"] == [["r01-grid"], ["r00-grid"]]
+    assert "r0" not in (out / "tiny" / "config.pbtxt").read_text()
+
+
+def _exits_in(file: Path) -> list[str]:
+    (told,) = [json.loads(p.value) for p in onnx.load(file).metadata_props if p.key == "offramp.exits"]
+    return list(told)
+
+
+def test_an_edited_configuration_stays_and_what_it_does_not_say_is_told(wide: Path, tmp_path: Path) -> None:
+    out, plan = tmp_path / "models", plan_for(wide, {"r01-grid": "0.5"})
+    assert "stays as it is" not in export(wide, plan, out).stdout
+    file = out / "tiny" / "config.pbtxt"
+    edited = file.read_text().replace("max_batch_size: 32", "max_batch_size: 8").replace("  name", "\tname")
+    file.write_text(edited + "version_policy { all { } }\n")
+    told = export(wide, plan, out, "--version", "2").stdout
+    assert f"{file} stays as it is; it does not say max_batch_size: 32\n" in told
+    assert file.read_text().startswith(edited) and file.read_text().endswith("version_policy { all { } }\n")
+
+
+def test_a_version_with_other_outputs_is_refused_and_nothing_changes(wide: Path, tmp_path: Path) -> None:
+    out = tmp_path / "models"
+    assert export(wide, plan_for(wide, {"r01-grid": "0.5"}), out).exit_code == 0
+    file = out / "tiny" / "config.pbtxt"
+    file.write_text(file.read_text().replace('name: "logits"', 'name: "scores"'))
+    before = file.read_bytes()
+    refused = export(wide, plan_for(wide, {"r00-grid": "0.1"}), out, "--version", "2")
+    assert refused.exit_code == 2
+    assert "does not have the inputs and outputs of this version" in refused.stderr
+    assert "give another --name" in refused.stderr and refused.stderr.count("\n") == 1
+    assert file.read_bytes() == before and sorted(p.name for p in file.parent.iterdir()) == ["1", "config.pbtxt"]
+
+
+def test_a_plan_by_which_every_row_leaves_is_written(wide: Path, tmp_path: Path) -> None:
+    told = export(wide, plan_for(wide, {"r02-linear": "1"}), tmp_path / "models")
+    assert told.exit_code == 0, told.output
+    n = len(np.load(wide / "probe.npz")["x"])
+    assert f"{n} of the bundle's {n} probe rows leave early" in told.stdout
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_whoever_looks_at_any_moment_sees_whole_versions_only(
+    version: str, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what an export that ends at that moment leaves: the next one cleans it up."""
+    out, plan = tmp_path / "models", plan_for(wide, {"r00-grid": "0.1"})
+    if version == "2":
+        assert export(wide, plan_for(wide, {"r01-grid": "0.5"}), out).exit_code == 0
+    seen, rename = [], Path.replace
+
+    def watched(source: Path, target: Path) -> Path:
+        seen.append(shutil.copytree(out, tmp_path / f"before{len(seen)}" / "models"))
+        done = rename(source, target)
+        seen.append(shutil.copytree(out, tmp_path / f"before{len(seen)}" / "models"))
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", watched)
+        assert export(wide, plan, out, "--version", version).exit_code == 0
+    config = (out / "tiny" / "config.pbtxt").read_bytes()
+    assert seen
+    for models in seen:
+        assert [path.name for path in models.iterdir()] == ["tiny"]
+        numbers = [path for path in (models / "tiny").iterdir() if path.name[0].isdigit()]
+        assert all((path / "model.onnx").is_file() for path in numbers)
+        assert not numbers or (models / "tiny" / "config.pbtxt").read_bytes() == config
+        again = export(wide, plan, models, "--version", version)
+        if len(numbers) == int(version):
+            assert "exists; give another --version" in again.stderr
+        else:
+            assert again.exit_code == 0, again.output
+            assert [path.name for path in sorted((models / "tiny").iterdir())] == [
+                *"12"[: int(version)],
+                "config.pbtxt",
+            ]
 
 
 def test_names_and_shapes_of_any_model_can_be_written() -> None:
@@ -154,7 +230,7 @@ def test_names_and_shapes_of_any_model_can_be_written() -> None:
     from tritonclient.grpc import model_config_pb2
 
     specs = [TensorSpec('in "1"\\ü\n', "INT32", (-1, 4)), TensorSpec("one", "FP32", ())]
-    text = config_text(name="m", inputs=specs, outputs=(), max_batch=1, on_gpu=False, parameters={})
+    text = config_text(name="m", inputs=specs, outputs=(), max_batch=1, on_gpu=False)
     config = text_format.Parse(text, model_config_pb2.ModelConfig())
     assert [(i.name, list(i.dims), i.HasField("reshape")) for i in config.input] == [
         (specs[0].name, [-1, 4], False),

@@ -231,8 +231,10 @@ def seconds_from(env: Mapping[str, str], name: str) -> float | None:
 
 def _model_name(env: Mapping[str, str]) -> str:
     name = env.get("OFFRAMP_MODEL_NAME", "")
-    if "/" in name or not name.isprintable():
-        raise InvalidArgumentError(f"OFFRAMP_MODEL_NAME is {name!r}; it stands in paths, so give one without slashes")
+    if "/" in name or name in {".", ".."} or not name.isprintable():
+        raise InvalidArgumentError(
+            f"OFFRAMP_MODEL_NAME is {name!r}; it stands in paths, so give one without slashes that is not '.' or '..'"
+        )
     return name
 
 

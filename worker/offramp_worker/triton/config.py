@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from offramp_core.bundle import TensorSpec
 
@@ -17,9 +17,9 @@ def config_text(
     outputs: Iterable[TensorSpec],
     max_batch: int,
     on_gpu: bool,
-    parameters: Mapping[str, str],
 ) -> str:
-    """The configuration of a model whose every tensor begins with the batch.
+    """The configuration of a model whose every tensor begins with the batch. All versions of a model share it, so
+    nothing of one plan is in it.
 
     Parameters
     ----------
@@ -27,11 +27,27 @@ def config_text(
         With their shapes behind the batch; -1 is an axis that varies.
     max_batch : int
         How many rows Triton puts together, >= 1.
-    parameters : mapping
-        For people and tools; the backend ignores those that it does not know.
     """
     lines = [f"name: {quoted(name)}", f"backend: {quoted(BACKEND)}", f"default_model_filename: {quoted(MODEL_FILE)}"]
     lines.append(f"max_batch_size: {max_batch}")
+    lines += _tensor_lines(inputs, outputs)
+    lines.append(f"instance_group {{ count: 1 kind: KIND_{'GPU' if on_gpu else 'CPU'} }}")
+    lines.append("dynamic_batching { }")
+    return "\n".join(lines) + "\n"
+
+
+def has_tensors(config: str, *, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> bool:
+    """Whether a configuration has these inputs and outputs as :func:`config_text` writes them; what is beside them may
+    have been edited."""
+    return _stripped(_tensor_lines(inputs, outputs)) in _stripped(config.splitlines())
+
+
+def _stripped(lines: Iterable[str]) -> str:
+    return "".join(f"{line.strip()}\n" for line in lines if line.strip())
+
+
+def _tensor_lines(inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> list[str]:
+    lines = []
     for kind, specs in (("input", inputs), ("output", outputs)):
         for spec in specs:
             # A row without an axis does not exist there: it is one of a single number, which is taken off again.
@@ -45,11 +61,7 @@ def config_text(
                 *reshape,
                 "}",
             ]
-    lines.append(f"instance_group {{ count: 1 kind: KIND_{'GPU' if on_gpu else 'CPU'} }}")
-    lines.append("dynamic_batching { }")
-    for key, value in parameters.items():
-        lines.append(f"parameters {{ key: {quoted(key)} value {{ string_value: {quoted(value)} }} }}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def quoted(text: str) -> str:

@@ -7,6 +7,7 @@ a worker decides by (:mod:`offramp_worker.engine.execution`) is decided here by 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from onnx.compose import add_prefix_graph
 
 from offramp_core.bundle import BACKBONE_FILE, TensorSpec
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.plan import Plan
+from offramp_core.plan import Plan, canonical_json
 from offramp_core.precision import EXACT
 from offramp_core.scale import ScaleKind
 from offramp_core.task import NO_ANSWER, Score, Task
@@ -32,6 +33,7 @@ from offramp_worker.plans.preparation import columns_of
 
 EXIT = "exit"  # the output that says where a row left: the ramp's place in the plan
 AT_THE_END = -1  # what it says of a row that left nowhere
+EXITS_PROPERTY, PLAN_PROPERTY = "offramp.exits", "offramp.plan"
 OLDEST_OPSET = 13
 FLOAT, INT32, INT64, BOOL = (
     onnx.TensorProto.FLOAT,
@@ -90,7 +92,8 @@ def exit_graph(bundle: Bundle, plan: Plan) -> onnx.ModelProto:
     Returns
     -------
     ModelProto
-        Its input is the model's, its outputs are :func:`outputs_of`. Tiers are left out.
+        Its input is the model's, its outputs are :func:`outputs_of`. Tiers are left out. Its metadata has the plan and
+        the ids of its exits, in JSON.
 
     Raises
     ------
@@ -154,6 +157,10 @@ class _Builder:
         model.opset_import.extend(helper.make_opsetid(*each) for each in self._opsets.items())
         known = {(f.domain, f.name): f for m in self._graphs for f in m.functions}
         model.functions.extend(known.values())
+        exits = json.dumps(list(active_ramps(self._plan)))
+        helper.set_model_props(
+            model, {EXITS_PROPERTY: exits, PLAN_PROPERTY: canonical_json(self._plan.to_mapping()).decode()}
+        )
         return model
 
     def _nodes(self, prefix: str) -> Nodes:

@@ -4,7 +4,6 @@ written."""
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import tempfile
@@ -16,18 +15,19 @@ import onnx
 import onnxruntime as ort
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
-from offramp_core.plan import Plan, canonical_json
+from offramp_core.plan import Plan
 from offramp_core.precision import EXACT
 from offramp_worker.bundle.graph import input_name
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.tensors import closed_options
 from offramp_worker.engine.execution.sessions import reproduces
 from offramp_worker.plans.preparation import check_fits
-from offramp_worker.triton.config import MODEL_FILE, config_text
+from offramp_worker.triton.config import MODEL_FILE, config_text, has_tensors
 from offramp_worker.triton.graph import AT_THE_END, active_ramps, exit_graph, outputs_of
 
 NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]*")
 CONFIG_FILE = "config.pbtxt"
+UNFINISHED = ".offramp-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Written:
     """What was written: the folder of the model, and how many rows of the bundle's probe leave early there."""
 
     folder: Path
+    #: What a configuration that was there already, and stays, does not say.
+    missing_lines: tuple[str, ...]
     probe_rows: int
     probe_left: int
 
@@ -47,12 +49,14 @@ def write_repository(bundle: Bundle, plan: Plan, out: Path, *, name: str = "", v
     name : str
         Of the model in Triton; the bundle's own by default.
     version : int
-        The version directory, >= 1. Others that are there stay, and Triton serves the highest by default.
+        The version directory, >= 1. Others that are there stay, and Triton serves the highest by default. So does the
+        configuration, which is one of all versions and may have been edited.
 
     Raises
     ------
     InvalidArgumentError, PlanRefusedError
-        The plan is none of this bundle or has no exits; or that version is there already.
+        The plan is none of this bundle or has no exits; that version is there already; or the model's configuration is
+        of other inputs or outputs.
     InvalidBundleError
         The graph does not say of the bundle's probe what the model says.
     OSError
@@ -82,24 +86,32 @@ def write_repository(bundle: Bundle, plan: Plan, out: Path, *, name: str = "", v
     folder = out / name
     if (folder / str(version)).exists():
         raise InvalidArgumentError(f"{folder / str(version)} exists; give another --version, or remove it")
-    model = exit_graph(bundle, plan)
-    left = _checked(bundle, plan, model)
-    _write(folder, str(version), model, _config(bundle, plan, name))
-    return Written(folder, len(bundle.probe_x), left)
-
-
-def _config(bundle: Bundle, plan: Plan, name: str) -> str:
-    return config_text(
+    config = config_text(
         name=name,
-        inputs=bundle.manifest.inputs,
+        inputs=manifest.inputs,
         outputs=outputs_of(bundle),
         max_batch=bundle.profile.batches[-1].batch_size,
         on_gpu=not bundle.device.is_cpu,
-        parameters={
-            "offramp.plan": canonical_json(plan.to_mapping()).decode(),
-            "offramp.exits": json.dumps(list(active_ramps(plan))),
-        },
     )
+    missing_lines = _missing_lines(folder / CONFIG_FILE, config, bundle)
+    model = exit_graph(bundle, plan)
+    left = _checked(bundle, plan, model)
+    _write(folder, str(version), model, config)
+    return Written(folder, missing_lines, len(bundle.probe_x), left)
+
+
+def _missing_lines(file: Path, config: str, bundle: Bundle) -> tuple[str, ...]:
+    """Lines of a configuration that the one which is there has not; raises where that one is of other tensors."""
+    if not file.exists():
+        return ()
+    there = file.read_text(errors="replace")
+    if not has_tensors(there, inputs=bundle.manifest.inputs, outputs=outputs_of(bundle)):
+        raise InvalidArgumentError(
+            f"{file} does not have the inputs and outputs of this version as they are written here, and all versions "
+            "of a model share it; give another --name, or remove that file where no version needs it"
+        )
+    present = {line.strip() for line in there.splitlines()}
+    return tuple(line for line in config.splitlines() if line.strip() not in present)
 
 
 def _checked(bundle: Bundle, plan: Plan, model: onnx.ModelProto) -> int:
@@ -113,22 +125,27 @@ def _checked(bundle: Bundle, plan: Plan, model: onnx.ModelProto) -> int:
         reason = str(error).partition("\n")[0]
         raise InvalidBundleError(f"the plan as one graph does not run: {reason}") from error
     stayed = answers[-1][:, 0] == AT_THE_END
-    exact = plan.precision == EXACT
-    if exact and not reproduces(answers[0][stayed], bundle.probe_logits[stayed], bundle.task):
+    compared = plan.precision == EXACT and bool(stayed.any())
+    if compared and not reproduces(answers[0][stayed], bundle.probe_logits[stayed], bundle.task):
         raise InvalidBundleError("the plan as one graph does not reproduce the logits of probe.npz on this machine")
     return int(np.count_nonzero(~stayed))
 
 
 def _write(folder: Path, version: str, model: onnx.ModelProto, config: str) -> None:
-    """Triton may be looking: the version comes into being by one rename, and so does each configuration."""
+    """Triton may be looking: it finds the version by one rename, and its configuration before that. What is not
+    finished is in the model's folder, where Triton ignores all names that are no number."""
     folder.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".offramp-", dir=folder.parent))
+    for left in folder.glob(f"{UNFINISHED}{version}-*"):
+        shutil.rmtree(left)
+    work = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{version}-", dir=folder))
     try:
         (work / version).mkdir()
         (work / version / MODEL_FILE).write_bytes(model.SerializeToString())
-        (work / CONFIG_FILE).write_text(config)
+        if not (folder / CONFIG_FILE).exists():
+            (work / CONFIG_FILE).write_text(config)
+            (work / CONFIG_FILE).replace(folder / CONFIG_FILE)
         (work / version).replace(folder / version)
-        (work / CONFIG_FILE).replace(folder / CONFIG_FILE)
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(work)
+            folder.rmdir()  # only where nothing came to be in it
