@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from paper_fleet import BETTER, BROKEN, GOOD, Fleet, add_node, bundle_of, ending, is_ready, path_of
+from paper_fleet import BETTER, BROKEN, DEADLINE, GOOD, Fleet, add_node, bundle_of, ending, is_ready, path_of
 
 from offramp_core.control.workers import pool_plan
 from offramp_core.fleet import Window
@@ -223,6 +223,22 @@ def test_a_broken_bundle_stays_in_one_pool_when_the_order_of_pools_changes(fleet
             await f.edit(pools=placed(f, slow=1, fast=1))
             await f.rest()
             assert len([pod for pod in await f.pods() if "broken" in bundle_of(pod)]) == 1
+
+    tools.run(story())
+
+
+def test_a_pool_with_a_place_for_some_of_its_workers_holds_up_no_other(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=TWO, pools=pools(fast=2, slow=1), updatePolicy=DEADLINE) as f:
+            await until_ready(f, fast=1, slow=1)
+            await f.edit(model={"uri": BETTER})
+
+            async def changed() -> bool:
+                slow = [p for p in await f.pods() if p["metadata"]["labels"]["earlyexit.dev/pool"] == "slow"]
+                return all("digits:2" in bundle_of(p) and is_ready(p) for p in slow)
+
+            await f.until(changed, what="the new bundle in the pool that has a place")
+            assert (await ready_in(f)) == {"fast": 1, "slow": 1}
 
     tools.run(story())
 

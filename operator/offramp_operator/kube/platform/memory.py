@@ -52,6 +52,8 @@ class Memory:
     route_problem: Problem | None = None
     #: When Deployments were found that are to go as soon as no Gateway sends them requests, by name.
     leaving_since: dict[str, float] = field(default_factory=dict)
+    #: By which strategy, and since when, new pods of a pool find no place.
+    placeless_since: dict[str, tuple[str, float]] = field(default_factory=dict)
     #: The user's autoscaler that was last seen.
     scaler: Scaling | None = None
     scaler_seen_at: float = 0.0

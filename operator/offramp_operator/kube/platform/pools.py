@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from offramp_core.control.objects import Service
 from offramp_core.control.workers.update import strategy_in_force
 from offramp_operator.kube import manifests
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.kinds import DEPLOYMENT, Object, name_of
+from offramp_operator.kube.kinds import DEPLOYMENT, POD, REPLICA_SET, Object, name_of, uid_of
 from offramp_operator.kube.platform.children import Children, NameTakenError, check_owner
 from offramp_operator.kube.platform.gateway import GatewayRoutes
 from offramp_operator.kube.platform.handover import left_over, must_stay
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
+from offramp_operator.kube.pods import endpoints
 from offramp_operator.kube.pools import has_followed, in_pools, replicas_of, serves
+from offramp_operator.kube.trim import content
 from offramp_operator.shell.platform import WorkerIdentity
 
 ALL_AT_ONCE: Object = {"maxSurge": 0, "maxUnavailable": "100%"}  # where no pod serves that could be missed
@@ -24,11 +28,20 @@ class Pools:
     """Applies the Deployments of pools where they differ. A change of their pods goes from pool to pool: what is wrong
     with it shows in one."""
 
-    def __init__(self, cache: ObjectCache, children: Children, templates: Templates, routes: GatewayRoutes) -> None:
+    def __init__(
+        self,
+        cache: ObjectCache,
+        children: Children,
+        templates: Templates,
+        routes: GatewayRoutes,
+        *,
+        monotonic: Callable[[], float],
+    ) -> None:
         self._cache = cache
         self._children = children
         self._templates = templates
         self._routes = routes
+        self._monotonic = monotonic
 
     async def ensure(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
         """Every pool that the spec names."""
@@ -36,8 +49,9 @@ class Pools:
         live, taken = await self._live(memory, pools)
         goes_first = _goes_first(service, live)
         changing = False
+        holding = {each.spec.in_pool for each in pools if self._holds_up(memory, each, live.get(each.spec.in_pool))}
         # The pool in the middle of a change first, wherever it stands now: no other one begins beside it.
-        for each in sorted(pools, key=lambda each: not _is_changing(live.get(each.spec.in_pool))):
+        for each in sorted(pools, key=lambda each: each.spec.in_pool not in holding):
             if each.spec.in_pool not in live:
                 continue
             known = live[each.spec.in_pool]
@@ -60,7 +74,7 @@ class Pools:
             if known is not None and not serves(known) and (changes_pods(known, body) or not has_followed(known)):
                 body["spec"]["strategy"]["rollingUpdate"] = ALL_AT_ONCE
             await self._children.ensure(memory, DEPLOYMENT, body)
-            changing = changing or _is_changing(known)
+            changing = changing or each.spec.in_pool in holding
         if taken:  # keeps no other pool from being changed
             raise NameTakenError("; ".join(taken))
 
@@ -77,6 +91,28 @@ class Pools:
             else:
                 live[each.spec.in_pool] = found
         return live, taken
+
+    def _holds_up(self, memory: Memory, pool: Service, live: Object | None) -> bool:
+        """Whether its pods are being changed, so that those of no other pool may be. Where new ones have found no place
+        for as long as an update waits for room, nothing is on its way."""
+        name, changing = pool.spec.in_pool, live is not None and serves(live) and not has_followed(live)
+        if live is None or not changing or not self._lacks_place(live):
+            memory.placeless_since.pop(name, None)
+            return changing
+        strategy, now = pool.status.update.strategy, self._monotonic()
+        if memory.placeless_since.get(name, ("", now))[0] != strategy:  # which may make room
+            memory.placeless_since.pop(name, None)
+        since = memory.placeless_since.setdefault(name, (strategy, now))[1]
+        return now - since < pool.spec.update_policy.surge_deadline_seconds
+
+    def _lacks_place(self, live: Object) -> bool:
+        """Whether no new pod is starting, as there is no place for the next one."""
+        sets = self._cache.owned(REPLICA_SET, uid_of(live))
+        by_owner = {uid_of(rs): self._cache.owned(POD, uid_of(rs)) for rs in sets}
+        template = template_mark(msgspec.json.decode(content(live)))
+        found = endpoints(live, sets, by_owner, template=template)
+        waits = any(e.finds_no_place for e in found) and not any(e.ending for e in found)
+        return waits and all(e.ready or e.finds_no_place for e in found if e.current)
 
     async def remove_others(self, memory: Memory, service: Service) -> None:
         """Workers of a pool that the spec does not name any more, or of the time before or after pools, go once the
@@ -97,10 +133,6 @@ def _goes_first(service: Service, live: dict[str, Object | None]) -> str | None:
         return None
     running = next((name for name, known in live.items() if known is not None and replicas_of(known)), None)
     return running or next((p.name for p in service.spec.pools if p.replicas), None)
-
-
-def _is_changing(live: Object | None) -> bool:
-    return live is not None and serves(live) and not has_followed(live)
 
 
 def on_probation(live: Object) -> bool:

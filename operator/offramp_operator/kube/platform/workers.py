@@ -70,7 +70,7 @@ class Workers:
         self._routes = routes
         self._trainings = trainings
         self._monotonic = monotonic
-        self._pools = Pools(cache, children, templates, routes)
+        self._pools = Pools(cache, children, templates, routes, monotonic=monotonic)
 
     async def ensure(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
         """Apply Deployment, Service, PodDisruptionBudget, NetworkPolicy and autoscaler."""
