@@ -15,7 +15,7 @@ class ByteBudget:
     """Not safe for threads: it belongs to the event loop."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
+        self.limit, self.used, self.taken = limit, 0, 0  # in all
         self._waiting: dict[object, Callable[[], None]] = {}
 
     @property
@@ -29,6 +29,7 @@ class ByteBudget:
 
     def take(self, size: int) -> None:
         self.used += size
+        self.taken += size
 
     def give(self, size: int) -> None:
         """Bytes are gone. Whoever waits may read again once there is room."""

@@ -38,6 +38,8 @@ class SharedInferenceService(Methods):
     async def model_infer(self, request: Message, context: Context) -> Message:
         model = await self._model(request.model_name, context)
         model.asked()
+        self._repository.bodies.take(size := request.ByteSize())  # counted as come in; gRPC bounds its messages itself
+        self._repository.bodies.give(size)
         while not model.ready:  # it may leave again before this call goes on
             await self._loaded(model, context)
         model.begin()
@@ -48,14 +50,19 @@ class SharedInferenceService(Methods):
 
     async def _loaded(self, model: Model, context: Context) -> None:
         """Wait until a model is loaded, as long as one may."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[UnavailableError | None] = asyncio.get_running_loop().create_future()
+
+        def end(refusal: UnavailableError | None) -> None:
+            if not done.done():  # the client may have gone in this very turn of the loop
+                done.set_result(refusal)
+
         waiting = Waiting(
-            go=lambda: done.set_result(None),
-            refuse=lambda error, again: done.set_exception(UnavailableError(error, retry_after=again)),
+            go=lambda: end(None), refuse=lambda error, again: end(UnavailableError(error, retry_after=again))
         )
         try:
             self._repository.wait_for(model, waiting)
-            await done
+            if refusal := await done:
+                raise refusal
         except UnavailableError as error:
             await model.doors.rpc.refuse(context, StatusCode.UNAVAILABLE, str(error), retry_after=error.retry_after)
         finally:

@@ -8,8 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import proxy
 
 from offramp_core.sharing import Popularity
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 State = Literal["out", "loading", "in", "leaving"]
 NOT_LOADED = "the model is not loaded; a request for it loads it"
 SIZE_OF_FILES = 2  # memory of a model by the bytes of its bundle, before it was measured
+FEW_BODIES = 16  # bodies of less than a 16th of what the process grew by do not count
 
 
 class Doors:
@@ -100,11 +101,18 @@ class Model:
     broken: str = ""
     broken_at: float = 0.0
     popularity: Popularity = field(default_factory=Popularity)
-    #: What it took in memory when it was first loaded.
+    #: What it took in memory when it was loaded, 0 before it was.
     measured_bytes: int = 0
+    #: Nothing else came in meanwhile: it is not measured again.
+    sure: bool = False
     #: How long that took, 0 before it was.
     load_seconds: float = 0.0
     loading_since: float = 0.0
+    #: How long it took to leave the last time.
+    leave_seconds: float = 0.0
+    leaving_since: float = 0.0
+    #: A load that was given up and goes on; until it ends there is no other.
+    hung: asyncio.Future[Any] | None = None
     waiting: deque[Waiting] = field(default_factory=deque)
     loads: int = 0
     evictions: int = 0
@@ -126,6 +134,25 @@ class Model:
     def size_bytes(self) -> int:
         """Memory that it takes, or is expected to take."""
         return self.measured_bytes or SIZE_OF_FILES * self.file_bytes
+
+    def files_are(self, size: int) -> None:
+        """Bytes of its bundle's files by now. Another bundle takes other memory."""
+        if size != self.file_bytes:
+            self.file_bytes = size
+            self.forget_size()
+
+    def forget_size(self) -> None:
+        """It is measured anew when it is loaded the next time."""
+        self.measured_bytes, self.sure = 0, False
+
+    def has_grown(self, grown: int, *, bodies: int) -> None:
+        """It was loaded, and the process grew by so much while so many bytes of bodies were there or came in. What
+        they took cannot be told from what the model takes, so that only says that it takes less than was expected."""
+        if self.sure:
+            return
+        self.sure = FEW_BODIES * bodies <= grown
+        most = grown if self.sure else min(grown, SIZE_OF_FILES * self.file_bytes)
+        self.measured_bytes = max(self.file_bytes, most)
 
     @property
     def ready(self) -> bool:
@@ -160,15 +187,18 @@ class Model:
         """It is loaded: those who waited go on."""
         for waiting in self._all_waiting():
             self.waited += 1
-            try:
-                waiting.go()
-            except Exception as error:  # the others wait for theirs
-                log_event("reply-failed", level="error", model=self.name, error=repr(error))
+            self._tell(waiting.go)
 
     def turn_away(self, reason: str, *, retry_after: int | None) -> None:
         """It will not be loaded: tell those who wait."""
         for waiting in self._all_waiting():
-            waiting.refuse(reason, retry_after)
+            self._tell(partial(waiting.refuse, reason, retry_after))
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception as error:  # the others wait for theirs
+            log_event("reply-failed", level="error", model=self.name, error=repr(error))
 
     def _all_waiting(self) -> list[Waiting]:
         there = [waiting for waiting in self.waiting if not waiting.left]

@@ -12,28 +12,33 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from offramp_core.errors import InvalidBundleError, OfframpError
-from offramp_core.sharing import Held, evicted
+from offramp_core.sharing import evicted
 from offramp_worker.bundle.task import GENERATE, declared_task
 from offramp_worker.devices import share_arena
 from offramp_worker.engine.execution.turns import SharedExecutor
+from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event
 from offramp_worker.main import until_pulled
+from offramp_worker.shared.background import in_background
 from offramp_worker.shared.expected import expected_seconds
 from offramp_worker.shared.model import Doors, Model, Waiting
-from offramp_worker.shared.settings import SharedSettings
+from offramp_worker.shared.room import AUDIT_SECONDS, LEAVE_SECONDS, held, kept_bytes, leaving_for, wanted_bytes
+from offramp_worker.shared.settings import SharedSettings, bundle_bytes
 from offramp_worker.tracing import Tracing
 from offramp_worker.worker import InferenceWorker, return_memory
 
 RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
-LEAVE_SECONDS = 12.0  # for the replies of a model that leaves
-AUDIT_SECONDS = 5.0  # then for its audits, and for a last pull of them
 PROMISE = 1.5  # times the seconds expected: what Retry-After says
 NO_ROOM_SECONDS = 30  # Retry-After where what is kept loaded leaves no room
+
+
+T = TypeVar("T")
 
 
 class UnavailableError(OfframpError):
@@ -55,6 +60,8 @@ class Repository:
         self._loop = asyncio.get_running_loop()
         self.executor = SharedExecutor({given.name: given.share for given in settings.models})
         self.models = {given.name: Model(given, self._doors) for given in settings.models}
+        self.bodies = ByteBudget(settings.process.max_bodies_bytes)
+        self._ended: asyncio.Future[None] = self._loop.create_future()  # loads are not waited for any longer
         self._changing = asyncio.Lock()  # one model comes or leaves at a time
         self._line: list[Model] = []  # those that are to be loaded, in order
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,8 +148,10 @@ class Repository:
             )
 
     def expected_seconds(self, model: Model) -> float:
-        """Until a model is loaded, those before it in line included."""
-        return expected_seconds(model, self._line, self.models.values(), now=time.monotonic())
+        """Until a model is loaded, those before it in line included, and those that leave for them."""
+        return expected_seconds(
+            model, self._line, self.models.values(), bound=self.settings.memory_bytes, now=time.monotonic()
+        )
 
     def _expire(self, model: Model, waiting: Waiting) -> None:
         """A request has waited as long as one may."""
@@ -172,6 +181,8 @@ class Repository:
             raise UnavailableError("the worker is shutting down; try another one", retry_after=1)
         if model.dismissed:
             raise UnavailableError(_dismissed(model), retry_after=None)
+        if model.hung is not None:
+            raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
         since = time.monotonic() - model.broken_at
         if model.broken and since < RELOAD_SECONDS:
             raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS - since))
@@ -185,13 +196,13 @@ class Repository:
             Its bundle is broken, or there is no room. ``by_hand`` it is tried in spite of an earlier failure.
         """
         if by_hand:
-            model.dismissed, model.broken = False, ""
+            model.dismissed = False
+            model.broken = model.broken if model.hung else ""
         self._line.append(model)
         try:
             async with self._changing:
                 self._check(model)
                 if not model.ready:
-                    await self._make_room(model)
                     await self._load(model)
         except UnavailableError as error:
             model.turn_away(str(error), retry_after=error.retry_after)
@@ -208,21 +219,48 @@ class Repository:
         model.turn_away(_dismissed(model), retry_after=None)
 
     async def _load(self, model: Model) -> None:
-        model.state, model.loading_since, before = "loading", time.monotonic(), resident_bytes()
-        model.doors.worker.rest("the bundle is being loaded")
+        worker = model.doors.worker
         try:
-            await asyncio.to_thread(_load, model.doors.worker)
+            model.files_are(await self._within_time(model, partial(bundle_bytes, worker.settings.bundle)))
+            await self._make_room(model)
+            model.state, model.loading_since, before = "loading", time.monotonic(), resident_bytes()
+            bodies = self.bodies.used - self.bodies.taken
+            worker.rest("the bundle is being loaded")
+            await self._within_time(model, partial(_load, worker))
+        except UnavailableError:
+            raise
         except Exception as error:  # whatever a bundle does, the others go on
             self._mark_broken(model, str(error) or repr(error))
             raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS)) from error
         model.load_seconds = time.monotonic() - model.loading_since
         model.total_load_seconds += model.load_seconds
-        if not model.measured_bytes:  # later the process grows by what it serves as well
-            model.measured_bytes = max(model.file_bytes, resident_bytes() - before)
+        model.has_grown(resident_bytes() - before, bodies=bodies + self.bodies.taken)
         model.state, model.broken = "in", ""
         model.loads += 1
         log_event("model-loaded", model=model.name, seconds=round(model.load_seconds, 3), bytes=model.size_bytes)
         model.hand_over()
+
+    async def _within_time(self, model: Model, work: Callable[[], T]) -> T:
+        """What ``work`` on its bundle returns. What does not end is left to itself, and others go on."""
+        working = in_background(work, name=f"load-{model.name}")
+        seconds = self.settings.load_seconds
+        either: set[asyncio.Future[Any]] = {working, self._ended}
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        model.hung = working
+        working.add_done_callback(lambda _: self._begin(self._ended_late(model)))
+        limit = "before the worker shut down" if self._ended.done() else f"within {seconds:g} s (OFFRAMP_LOAD_SECONDS)"
+        raise TimeoutError(f"its load has not ended {limit}; it is tried again once that ends")
+
+    async def _ended_late(self, model: Model) -> None:
+        """A load that was given up has ended after all, in whatever way: nobody wants it any more."""
+        assert model.hung is not None
+        model.hung.exception()
+        if not self.closing:
+            await asyncio.to_thread(model.doors.worker.finish, seconds=AUDIT_SECONDS)
+            model.renew()
+        model.hung = None
 
     def _mark_broken(self, model: Model, reason: str) -> None:
         model.state = "out"
@@ -231,22 +269,18 @@ class Repository:
         log_event("model-broken", level="error", model=model.name, reason=reason)
 
     async def _make_room(self, model: Model) -> None:
-        bound = self.settings.memory_bytes
+        bound, models = self.settings.memory_bytes, self.models.values()
         if bound is None:
             return
-        held = self._held()
-        # What was never measured may take less than is expected: it is tried if its files fit beside what is kept.
-        left = bound - sum(other.size_bytes for other in held if other.kept)
-        size = model.measured_bytes or min(model.size_bytes, max(model.file_bytes, left))
-        leaving = evicted(held, needed_bytes=self.used_bytes + size - bound)
+        leaving = leaving_for([model], models, bound=bound, now=time.monotonic())
         if leaving is None:
+            kept = kept_bytes(models)
+            there = f"the {kept} of what is kept loaded leave less of the {bound}" if kept else f"there are {bound}"
+            size = wanted_bytes(model, models, bound=bound)
             raise UnavailableError(
-                f"model {model.name!r} needs {size} bytes, and what is kept loaded leaves less of the "
-                f"{bound} that there are (OFFRAMP_MODELS_BYTES)",
-                retry_after=NO_ROOM_SECONDS,
+                f"model {model.name!r} needs {size} bytes; {there} (OFFRAMP_MODELS_BYTES)", retry_after=NO_ROOM_SECONDS
             )
-        for name in leaving:
-            await self._evict(self.models[name], wanted=model.name)
+        await self._evict(leaving, wanted=model.name)
 
     async def _keep_within_bound(self, model: Model) -> None:
         """A model may take more than was expected: then others leave, or where that does not do, itself."""
@@ -254,35 +288,31 @@ class Repository:
         async with self._changing:
             if bound is None or self.used_bytes <= bound or not model.ready:
                 return
-            others = [held for held in self._held() if held.name != model.name]
+            others = [other for other in held(self.models.values(), now=time.monotonic()) if other.name != model.name]
             leaving = evicted(others, needed_bytes=self.used_bytes - bound)
             if leaving is None:
                 await self._leave(model)
                 self._mark_broken(model, f"it takes {model.size_bytes} bytes of the {bound} of OFFRAMP_MODELS_BYTES")
+                model.forget_size()
                 raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
-            for name in leaving:
-                await self._evict(self.models[name], wanted=model.name)
+            await self._evict(leaving, wanted=model.name)
 
-    def _held(self) -> list[Held]:
-        now = time.monotonic()
-        return [
-            Held(m.name, m.size_bytes, m.load_seconds, m.popularity.rate(now), kept=m.given.keep_loaded)
-            for m in self.models.values()
-            if m.ready
-        ]
-
-    async def _evict(self, model: Model, *, wanted: str) -> None:
-        log_event("model-evicted", model=model.name, bytes=model.size_bytes, wanted=wanted)
-        model.evictions += 1
-        await self._leave(model)
-        if model.waiting:
-            self._bring(model)
+    async def _evict(self, names: Sequence[str], *, wanted: str) -> None:
+        """They leave all at once: each may have to wait for its clients and its control plane."""
+        leaving = [self.models[name] for name in names]
+        for model in leaving:
+            log_event("model-evicted", model=model.name, bytes=model.size_bytes, wanted=wanted)
+            model.evictions += 1
+        await asyncio.gather(*(self._leave(model) for model in leaving))
+        for model in leaving:
+            if model.waiting:
+                self._bring(model)
 
     async def _leave(self, model: Model) -> None:
         """Answer what it was handed, finish and tell its audits, and forget it."""
-        if model.state != "in":
+        if model.state != "in" or self.closing:  # the process takes all of them along
             return
-        model.state = "leaving"
+        model.state, model.leaving_since = "leaving", time.monotonic()
         await model.quiet(seconds=LEAVE_SECONDS)
         worker = model.doors.worker
         worker.drain()
@@ -290,7 +320,7 @@ class Repository:
         await until_pulled(worker, until=self._loop.time() + AUDIT_SECONDS)
         del worker
         model.renew()
-        model.state = "out"
+        model.state, model.leave_seconds = "out", time.monotonic() - model.leaving_since
         await asyncio.to_thread(_forget)
 
     def _lost(self, model: Model) -> None:
@@ -314,9 +344,17 @@ class Repository:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self, *, seconds: float) -> None:
-        """After the last request: every model finishes its audits, all within ``seconds``."""
+        """After the last request: what comes or leaves ends that, and every model its audits, all within ``seconds``.
+        A load that takes more than half of them is left to itself."""
+        until = self._loop.time() + seconds
         for model in self.models.values():
             model.turn_away("the worker is shutting down; try another one", retry_after=1)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changing.acquire(), seconds / 2)
+            self._changing.release()
+        if not self._ended.done():
+            self._ended.set_result(None)
+        seconds = max(seconds / 2, until - self._loop.time())
         workers = [model.doors.worker for model in self.models.values()]
         await asyncio.gather(*(asyncio.to_thread(worker.finish, seconds=seconds) for worker in workers))
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import offramp_worker
 from offramp_core.errors import InvalidBundleError
-from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event
 from offramp_worker.main import (
     REPLY_SECONDS,
@@ -38,7 +37,7 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
 
     repository = Repository(settings, tracing=_tracing(settings), on_lost=give_up)
     on_signals(loop, stop)
-    inference, budget = SharedInference(repository), ByteBudget(process.max_bodies_bytes)
+    inference, budget = SharedInference(repository), repository.bodies
     public, public_task = await listen(
         "public",
         public_port(repository),
@@ -82,8 +81,9 @@ async def _load_and_wait(repository: Repository, stop: asyncio.Event, *, stay_up
     loading = asyncio.create_task(repository.start())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if stop.is_set():
-        repository.closing = True  # what loads ends its load
+    if not loading.done():
+        repository.closing = True  # what loads ends its load, if it does in time
+        return
     await loading
     if not repository.ready and not stop.is_set() and not stay_up_broken:
         stopping.cancel()

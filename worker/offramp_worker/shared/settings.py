@@ -6,6 +6,7 @@
 | OFFRAMP_MODELS_BYTES | memory for all loaded models; without it all of them are kept loaded |
 | OFFRAMP_LOAD_WAIT_SECONDS | how long a request may wait for its model to be loaded; default 10 |
 | OFFRAMP_LOAD_WAITING | requests of one model that may wait so; default 64 |
+| OFFRAMP_LOAD_SECONDS | how long a load may take before it is given up and others go on; default 300 |
 | OFFRAMP_TOKEN_SHA256 | opens the admin port; its bearer may load and unload models, and is that of a model without one
 of its own |
 | OFFRAMP_PUBLIC_KEY | signs plans of models without a key of their own |
@@ -85,6 +86,7 @@ class SharedSettings:
     memory_bytes: int | None = None
     load_wait_seconds: float = 10.0
     load_waiting: int = 64
+    load_seconds: float = 300.0
 
     @property
     def has_admin_port(self) -> bool:
@@ -138,6 +140,7 @@ def settings_of_models(env: Mapping[str, str], listed: Sequence[ListedModel], *,
         memory_bytes=memory,
         load_wait_seconds=seconds_from(env, "OFFRAMP_LOAD_WAIT_SECONDS") or 10.0,
         load_waiting=integer_from(env, "OFFRAMP_LOAD_WAITING", 64, low=1, high=10_000),
+        load_seconds=seconds_from(env, "OFFRAMP_LOAD_SECONDS") or 300.0,
     )
     _check_memory(settings)
     return settings
@@ -166,6 +169,9 @@ def _check(listed: Sequence[ListedModel]) -> None:
                 f"models[{i}].name: {model.name!r} is there twice; give one of them another name"
             )
         seen.add(model.name)
+        for field, path in (("bundle", model.bundle), ("planFile", model.plan_file)):
+            if "\0" in path:
+                raise InvalidArgumentError(f"models[{i}].{field}: is {path[:80]!r}; no path has a NUL")
         if not 0 < model.share < math.inf:
             raise InvalidArgumentError(f"models[{i}].share: is {model.share}; it must be a number above 0")
 
