@@ -332,8 +332,12 @@ def test_nothing_of_a_model_that_has_left_stays_in_memory(folder: Path, tmp_path
         assert answered == [200, 0, 200, 0]
         parts = [weakref.ref(part) for part in (model.doors.worker, model.doors.worker.engine, model.doors.front)]
         await repository.unload(model)
-        gc.collect()
-        assert [part() for part in parts] == [None, None, None]
+        for _ in range(1000):  # threads that have just told their results may hold them for a moment
+            gc.collect()
+            if not any(part() for part in parts):
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail(f"{[part() for part in parts]} are there")
 
     run(folder, tmp_path, story)
 

@@ -7,7 +7,7 @@ repository.py  which models are in memory
 model.py       one of the models: loaded or not, who waits for it, its own doors
 room.py        what models take in memory, and which leave for others
 expected.py    how long a request would wait for its model
-background.py  loads, in threads that do not keep the process
+loading.py     loads have a time, and threads that do not keep the process
 http.py        both ports: what belongs to a model goes to its own door
 inference.py   inference over REST for one of the models
 grpc.py        the gRPC port

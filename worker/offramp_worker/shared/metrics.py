@@ -58,7 +58,7 @@ def _families() -> tuple[Gauge, Gauge, Counter, Counter, Counter, Counter, Count
         Gauge("earlyexit_model_loaded", "1 while the model is in memory.", labels=by_model),
         Gauge(
             "earlyexit_model_bytes",
-            "Memory that the model takes, as measured when it was first loaded; 0 while it is not.",
+            "Memory that the model takes, as measured when it was loaded; 0 while it is not.",
             labels=by_model,
         ),
         Counter("earlyexit_model_loads", "Loads of the model.", labels=by_model),

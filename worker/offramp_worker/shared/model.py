@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from weakref import proxy
 
 from offramp_core.sharing import Popularity
@@ -112,7 +112,7 @@ class Model:
     leave_seconds: float = 0.0
     leaving_since: float = 0.0
     #: A load that was given up and goes on; until it ends there is no other.
-    hung: asyncio.Future[Any] | None = None
+    hung: asyncio.Task[None] | None = None
     waiting: deque[Waiting] = field(default_factory=deque)
     loads: int = 0
     evictions: int = 0

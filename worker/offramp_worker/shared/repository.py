@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_core.sharing import evicted
@@ -25,8 +25,8 @@ from offramp_worker.engine.execution.turns import SharedExecutor
 from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event
 from offramp_worker.main import until_pulled
-from offramp_worker.shared.background import in_background
 from offramp_worker.shared.expected import expected_seconds
+from offramp_worker.shared.loading import WithinTime
 from offramp_worker.shared.model import Doors, Model, Waiting
 from offramp_worker.shared.room import AUDIT_SECONDS, LEAVE_SECONDS, held, kept_bytes, leaving_for, wanted_bytes
 from offramp_worker.shared.settings import SharedSettings, bundle_bytes
@@ -36,9 +36,6 @@ from offramp_worker.worker import InferenceWorker, return_memory
 RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
 PROMISE = 1.5  # times the seconds expected: what Retry-After says
 NO_ROOM_SECONDS = 30  # Retry-After where what is kept loaded leaves no room
-
-
-T = TypeVar("T")
 
 
 class UnavailableError(OfframpError):
@@ -220,13 +217,14 @@ class Repository:
 
     async def _load(self, model: Model) -> None:
         worker = model.doors.worker
+        within = WithinTime(self.settings.load_seconds, self._ended)
         try:
-            model.files_are(await self._within_time(model, partial(bundle_bytes, worker.settings.bundle)))
+            model.files_are(await within(model, partial(bundle_bytes, worker.settings.bundle)))
             await self._make_room(model)
             model.state, model.loading_since, before = "loading", time.monotonic(), resident_bytes()
             bodies = self.bodies.used - self.bodies.taken
             worker.rest("the bundle is being loaded")
-            await self._within_time(model, partial(_load, worker))
+            await within(model, partial(_load, worker))
         except UnavailableError:
             raise
         except Exception as error:  # whatever a bundle does, the others go on
@@ -239,28 +237,6 @@ class Repository:
         model.loads += 1
         log_event("model-loaded", model=model.name, seconds=round(model.load_seconds, 3), bytes=model.size_bytes)
         model.hand_over()
-
-    async def _within_time(self, model: Model, work: Callable[[], T]) -> T:
-        """What ``work`` on its bundle returns. What does not end is left to itself, and others go on."""
-        working = in_background(work, name=f"load-{model.name}")
-        seconds = self.settings.load_seconds
-        either: set[asyncio.Future[Any]] = {working, self._ended}
-        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        model.hung = working
-        working.add_done_callback(lambda _: self._begin(self._ended_late(model)))
-        limit = "before the worker shut down" if self._ended.done() else f"within {seconds:g} s (OFFRAMP_LOAD_SECONDS)"
-        raise TimeoutError(f"its load has not ended {limit}; it is tried again once that ends")
-
-    async def _ended_late(self, model: Model) -> None:
-        """A load that was given up has ended after all, in whatever way: nobody wants it any more."""
-        assert model.hung is not None
-        model.hung.exception()
-        if not self.closing:
-            await asyncio.to_thread(model.doors.worker.finish, seconds=AUDIT_SECONDS)
-            model.renew()
-        model.hung = None
 
     def _mark_broken(self, model: Model, reason: str) -> None:
         model.state = "out"
