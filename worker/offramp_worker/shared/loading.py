@@ -1,5 +1,5 @@
-"""Loads of models have a time, in threads that end with the process, whatever they wait for: Python waits for all others
-when it ends. A thread cannot be ended: a load that takes longer is left to itself."""
+"""Loads of models have a time, in threads that end with the process: Python waits for all others when it ends. A thread
+cannot be ended: a load that takes longer is left to itself."""
 
 from __future__ import annotations
 
