@@ -7,14 +7,13 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import bundles
 import httpx
-import numpy as np
 import pytest
 from shared import shared, write_models
 
@@ -54,26 +53,39 @@ def run(folder: Path, names: Sequence[str], story: Callable[[Repository], Any], 
     asyncio.run(begin())
 
 
-def grow(model: Model, size: int, held: list[Any]) -> None:
-    """Let the process grow by that much more while the model is loaded."""
-    load = model.doors.worker.load
+@dataclass
+class Process:
+    resident_bytes: int = 100 * MB
 
-    def load_and_grow() -> None:
-        load()
-        held.append(np.ones(size, np.uint8))
+    def grow(self, model: Model, size: int) -> None:
+        """By that much while the model is loaded the next time."""
+        worker, load = model.doors.worker, model.doors.worker.load
 
-    model.doors.worker.load = load_and_grow  # type: ignore[method-assign]
+        def load_and_grow() -> None:
+            load()
+            self.resident_bytes += size
+
+        worker.load = load_and_grow  # type: ignore[method-assign]
 
 
-def test_bodies_that_come_while_a_model_is_loaded_are_not_its_memory_and_it_is_measured_again(folder: Path) -> None:
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    """The memory of a process in which nothing but what a test says takes or gives back any."""
+    process = Process()
+    monkeypatch.setattr("offramp_worker.shared.repository.resident_bytes", lambda: process.resident_bytes)
+    return process
+
+
+def test_bodies_that_come_while_a_model_is_loaded_are_not_its_memory_and_it_is_measured_again(
+    folder: Path, process: Process
+) -> None:
     async def story(repository: Repository) -> None:
-        model, held = repository.models["a"], list[Any]()
-        grow(model, 150 * MB, held)
+        model = repository.models["a"]
+        process.grow(model, 150 * MB)
         repository.bodies.take(150 * MB)
         await repository.load(model)
         assert model.ready and model.size_bytes == 2 * FILE_BYTES, "as was expected of it, and no more"
         repository.bodies.give(150 * MB)
-        held.clear()
         await repository.unload(model)
         await repository.load(model, by_hand=True)
         assert (model.size_bytes, model.sure) == (FILE_BYTES, True)
@@ -81,19 +93,21 @@ def test_bodies_that_come_while_a_model_is_loaded_are_not_its_memory_and_it_is_m
     run(folder, "a", story, OFFRAMP_MODELS_BYTES=str(100 * MB))
 
 
-def test_a_model_that_took_too_much_is_told_so_and_measured_again_when_it_is_tried_again(folder: Path) -> None:
+def test_a_model_that_took_too_much_is_told_so_and_measured_again_when_it_is_tried_again(
+    folder: Path, process: Process
+) -> None:
     async def story(repository: Repository) -> None:
-        model, held = repository.models["a"], list[Any]()
-        grow(model, 150 * MB, held)
+        model = repository.models["a"]
+        process.grow(model, 150 * MB)
         with pytest.raises(UnavailableError, match=r"it takes 1\d{8} bytes of the 50000000 of OFFRAMP_MODELS_BYTES"):
             await repository.load(model)
-        held.clear()
         await repository.load(model, by_hand=True)
         assert model.ready and model.size_bytes == FILE_BYTES
 
     run(folder, "a", story, OFFRAMP_MODELS_BYTES=str(50 * MB))
 
 
+@pytest.mark.usefixtures("process")
 def test_a_bundle_that_appears_or_changes_later_is_counted_as_it_is_when_it_is_loaded(folder: Path) -> None:
     async def story(repository: Repository) -> None:
         late, other = repository.models["late"], repository.models["a"]
