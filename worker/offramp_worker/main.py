@@ -131,9 +131,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     front = Front(loop)
     stop = asyncio.Event()
     worker = InferenceWorker(settings, deliver=front.deliver, on_lost=partial(tell, loop, stop))
-    if settings.tracing == "otlp":
-        name = settings.service or "offramp-worker"
-        worker.tracing = Tracing(service=name, instance=settings.uid, version=offramp_worker.__version__)
+    worker.tracing = tracing_of(settings)
     on_signals(loop, stop)
     if settings.feedback_rows:
         front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
@@ -176,6 +174,14 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         log_event("stopped", requests=worker.metrics.request_outcomes(), rows=worker.metrics.row_outcomes())
     if worker.lost:
         raise ExecutorLostError(worker.lost)
+
+
+def tracing_of(settings: Settings) -> Tracing | None:
+    """What makes spans, if that is asked for."""
+    if settings.tracing != "otlp":
+        return None
+    name = settings.service or "offramp-worker"
+    return Tracing(service=name, instance=settings.uid, version=offramp_worker.__version__)
 
 
 def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -13,8 +13,9 @@ from offramp_core.task import Task
 from offramp_worker.engine.engine import Engine
 from offramp_worker.front import Front
 from offramp_worker.http.bodies import App, BodyTooLargeError, DisconnectedError, read_body
+from offramp_worker.http.health import add_health
 from offramp_worker.http.methods import with_methods
-from offramp_worker.http.tensors import MAX_SHOWN, VERSION, BadRequestError, model_metadata, server_metadata, shown
+from offramp_worker.http.tensors import MAX_SHOWN, VERSION, BadRequestError, model_metadata, shown
 from offramp_worker.worker import InferenceWorker
 
 MAX_FEEDBACK_BYTES = 64 * 1024
@@ -24,21 +25,10 @@ def public_app(worker: InferenceWorker, front: Front) -> App:
     """The ASGI application of the public port."""
     app = FastAPI(title="Offramp worker", openapi_url=None, redirect_slashes=False)
 
-    @app.get("/v2")
-    async def server() -> dict[str, Any]:
-        return server_metadata()
+    def metrics_text() -> bytes:  # FastAPI never forgets a handler: one that held the metrics would keep them
+        return worker.metrics.text()
 
-    @app.get("/v2/health/live")
-    async def live() -> Response:
-        return PlainTextResponse("", 200) if worker.alive else PlainTextResponse("the engine has stopped", 500)
-
-    @app.get("/v2/health/ready")
-    async def ready() -> Response:
-        return PlainTextResponse("", 200) if worker.ready else PlainTextResponse(worker.reason, 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    add_health(app, worker, metrics_text=metrics_text)
 
     @app.get("/v2/models/{name}")
     @app.get("/v2/models/{name}/versions/{version}")

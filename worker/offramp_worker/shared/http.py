@@ -6,10 +6,11 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 
 from offramp_worker.http.admin import with_token
 from offramp_worker.http.bodies import App, BodyTooLargeError, DisconnectedError, Receive, Scope, Send, read_body
+from offramp_worker.http.health import add_health
 from offramp_worker.http.methods import with_methods
 from offramp_worker.http.tensors import MAX_SHOWN, VERSION, server_metadata
 from offramp_worker.shared.inference import unknown
@@ -59,22 +60,17 @@ def _model(scope: Scope, repository: Repository, prefix: str) -> Model | None:
 def _public(repository: Repository) -> FastAPI:
     app = FastAPI(title="Offramp worker", openapi_url=None, redirect_slashes=False)
 
-    @app.get("/v2")
-    async def server() -> dict[str, Any]:
-        metadata = server_metadata()
-        return {**metadata, "extensions": [*metadata["extensions"], "model_repository"]}
+    def metadata() -> dict[str, Any]:
+        plain = server_metadata()
+        return {**plain, "extensions": [*plain["extensions"], "model_repository"]}
 
-    @app.get("/v2/health/live")
-    async def live() -> Response:
-        return PlainTextResponse("", 200) if repository.alive else PlainTextResponse("the engines have stopped", 500)
-
-    @app.get("/v2/health/ready")
-    async def ready() -> Response:
-        return PlainTextResponse("", 200) if repository.ready else PlainTextResponse(repository.reason, 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(metrics_text(repository), media_type="text/plain; version=0.0.4; charset=utf-8")
+    add_health(
+        app,
+        repository,
+        metrics_text=lambda: metrics_text(repository),
+        metadata=metadata,
+        stopped="the engines have stopped",
+    )
 
     @app.exception_handler(404)
     async def missing(request: Request, _: Exception) -> Response:

@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from typing import Any
 
-import offramp_worker
 from offramp_core.errors import InvalidBundleError
 from offramp_worker.logs import log_event
 from offramp_worker.main import (
@@ -15,13 +14,13 @@ from offramp_worker.main import (
     connections,
     listen,
     on_signals,
+    tracing_of,
     until_pulled,
 )
 from offramp_worker.shared.http import admin_port, public_port
 from offramp_worker.shared.inference import SharedInference
 from offramp_worker.shared.repository import Repository
 from offramp_worker.shared.settings import SharedSettings
-from offramp_worker.tracing import Tracing
 from offramp_worker.worker import ExecutorLostError
 
 
@@ -35,7 +34,7 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
         lost.append(reason)
         stop.set()
 
-    repository = Repository(settings, tracing=_tracing(settings), on_lost=give_up)
+    repository = Repository(settings, tracing=tracing_of(process), on_lost=give_up)
     on_signals(loop, stop)
     inference, budget = SharedInference(repository), repository.bodies
     public, public_task = await listen(
@@ -89,15 +88,6 @@ async def _load_and_wait(repository: Repository, stop: asyncio.Event, *, stay_up
         stopping.cancel()
         raise InvalidBundleError(repository.reason)
     await stopping
-
-
-def _tracing(settings: SharedSettings) -> Tracing | None:
-    process = settings.process
-    if process.tracing != "otlp":
-        return None
-    return Tracing(
-        service=process.service or "offramp-worker", instance=process.uid, version=offramp_worker.__version__
-    )
 
 
 async def _listen_grpc(repository: Repository) -> Any:

@@ -15,8 +15,9 @@ from offramp_worker.generate.metrics import GenerationMetrics
 from offramp_worker.generate.requests import Wanted, read_chat, read_completion, read_triton
 from offramp_worker.generate.seam import GenerationBundle
 from offramp_worker.http.bodies import App, Receive, Scope, Send
+from offramp_worker.http.health import add_health
 from offramp_worker.http.methods import with_methods
-from offramp_worker.http.tensors import MAX_SHOWN, VERSION, server_metadata
+from offramp_worker.http.tensors import MAX_SHOWN, VERSION
 
 
 class Host(Protocol):
@@ -52,7 +53,7 @@ class _Answered(Response):
 def generation_app(host: Host, door: Door) -> App:
     """The ASGI application of the public port."""
     app = FastAPI(title="Offramp worker", openapi_url=None, redirect_slashes=False)
-    _add_health(app, host)
+    add_health(app, host, metrics_text=host.metrics.text)
     _add_openai(app, host, door)
     _add_triton(app, host, door)
 
@@ -66,24 +67,6 @@ def generation_app(host: Host, door: Door) -> App:
         return _missing(request.url.path, message, status=405)
 
     return with_methods(app)
-
-
-def _add_health(app: FastAPI, host: Host) -> None:
-    @app.get("/v2")
-    async def server() -> dict[str, Any]:
-        return server_metadata()
-
-    @app.get("/v2/health/live")
-    async def live() -> Response:
-        return PlainTextResponse("", 200) if host.alive else PlainTextResponse("the engine has stopped", 500)
-
-    @app.get("/v2/health/ready")
-    async def ready() -> Response:
-        return PlainTextResponse("", 200) if host.ready else PlainTextResponse(host.reason, 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(host.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_openai(app: FastAPI, host: Host, door: Door) -> None:
