@@ -40,6 +40,12 @@ class Target:
     requests: Sequence[bytes]
     label: Callable[[bytes], int]
     host: str = "127.0.0.1"
+    #: Of each request, where not all go to ``port``.
+    ports: Sequence[int] = ()
+
+    def port_of(self, row: int) -> int:
+        """Where a request goes."""
+        return self.ports[row] if self.ports else self.port
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Trial:
 @dataclass(slots=True)
 class _Connection:
     socket: socket.socket
+    port: int
     request: int = -1  # index of the request in flight; -1 when idle
     out: memoryview = field(default_factory=lambda: memoryview(b""))
     received: bytearray = field(default_factory=bytearray)
@@ -85,7 +92,7 @@ class OpenLoopClient:
         self.target = target
         self._poll = select.epoll()
         self._connections: dict[int, _Connection] = {}
-        self._idle: list[_Connection] = []
+        self._idle: dict[int, list[_Connection]] = {}  # by port
         self._rows = np.empty(0, np.int64)
 
     def __enter__(self) -> OpenLoopClient:
@@ -107,11 +114,15 @@ class OpenLoopClient:
         columns = ("due", "seconds", "status", "row", "label")
         return Trial(0.0, *(np.concatenate([getattr(p, c) for p in parts]) for c in columns))
 
-    def run(self, *, rate: float, seconds: float, seed: int = 0) -> Trial:
-        """Poisson arrivals of ``rate`` a second for ``seconds``; returns when all are answered or 10 s later."""
+    def run(
+        self, *, rate: float, seconds: float, seed: int = 0, weights: npt.NDArray[np.float64] | None = None
+    ) -> Trial:
+        """Poisson arrivals of ``rate`` a second for ``seconds``; returns when all are answered or 10 s later.
+        ``weights``, which add up to 1, say how often each request is drawn; without them all are as often."""
         rng = np.random.default_rng(seed)
         gaps = rng.exponential(1 / rate, size=max(1, round(rate * seconds)))
-        return self._send(np.cumsum(gaps), rows=rng.integers(len(self.target.requests), size=len(gaps)), rate=rate)
+        rows = rng.choice(len(self.target.requests), size=len(gaps), p=weights)
+        return self._send(np.cumsum(gaps), rows=rows, rate=rate)
 
     def _send(self, due: npt.NDArray[np.float64], *, rows: npt.NDArray[np.int64], rate: float) -> Trial:
         n = len(due)
@@ -123,7 +134,7 @@ class OpenLoopClient:
         while next_one < n or open_requests:
             now = time.perf_counter()
             while next_one < n and times[next_one] <= now:
-                self._start(next_one, self.target.requests[rows[next_one]])
+                self._start(next_one)
                 next_one, open_requests = next_one + 1, open_requests + 1
             if now > deadline:
                 self._abandon()
@@ -137,17 +148,20 @@ class OpenLoopClient:
                     open_requests -= self._receive(connection, trial, times)
         return trial
 
-    def _start(self, index: int, request: bytes) -> None:
-        connection = self._idle.pop() if self._idle else self._open()
-        connection.request, connection.out = index, memoryview(request)
+    def _start(self, index: int) -> None:
+        row = int(self._rows[index])
+        port = self.target.port_of(row)
+        idle = self._idle.setdefault(port, [])
+        connection = idle.pop() if idle else self._open(port)
+        connection.request, connection.out = index, memoryview(self.target.requests[row])
         self._flush(connection)
 
-    def _open(self) -> _Connection:
+    def _open(self, port: int) -> _Connection:
         if len(self._connections) >= MAX_CONNECTIONS:
             raise RuntimeError(
                 f"{self.target.name}: {MAX_CONNECTIONS} requests are open; the rate is far beyond capacity"
             )
-        connection = _Connection(socket.create_connection((self.target.host, self.target.port), timeout=10))
+        connection = _Connection(socket.create_connection((self.target.host, port), timeout=10), port)
         connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.socket.setblocking(False)
         self._connections[connection.socket.fileno()] = connection
@@ -187,7 +201,7 @@ class OpenLoopClient:
             trial.label[index] = self.target.label(_body(response))
         del connection.received[: connection.needed]
         connection.request, connection.needed, connection.answers = -1, 0, connection.answers + 1
-        self._idle.append(connection)
+        self._idle[connection.port].append(connection)
         return 1
 
     def _lost(self, connection: _Connection) -> int:
@@ -196,13 +210,14 @@ class OpenLoopClient:
         self._poll.unregister(connection.socket)
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
-        if connection in self._idle:
-            self._idle.remove(connection)
+        idle = self._idle.get(connection.port, [])
+        if connection in idle:
+            idle.remove(connection)
         if connection.request < 0:
             return 0
         if connection.answers == 0 or connection.received:
             return 1
-        self._start(connection.request, self.target.requests[self._rows[connection.request]])
+        self._start(connection.request)
         return 0
 
     def _abandon(self) -> None:

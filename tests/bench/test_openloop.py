@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,3 +91,22 @@ def test_a_refusal_counts_as_late_and_a_closed_connection_is_opened_again() -> N
     assert trial.ok[trial.row != 0].all()
     assert trial.percentile_ms(100) == np.inf
     assert trial.goodput(10.0) == 0.0  # of a rate of zero
+
+
+@pytest.mark.slow
+def test_requests_go_to_their_own_servers_as_often_as_they_are_drawn() -> None:
+    def as_itself(connection: socketserver.StreamRequestHandler, row: int) -> bool:
+        reply(connection, str(row).encode())
+        return True
+
+    def one_more(connection: socketserver.StreamRequestHandler, row: int) -> bool:
+        reply(connection, str(row + 1).encode())
+        return True
+
+    with server(as_itself) as first, server(one_more) as second:
+        ports = [first.port, second.port, first.port, second.port, first.port]
+        with OpenLoopClient(replace(first, ports=ports)) as client:
+            trial = client.run(rate=500, seconds=0.4, weights=np.array([0.5, 0.5, 0.0, 0.0, 0.0]))
+    assert trial.ok.all()
+    assert set(trial.row.tolist()) == {0, 1}
+    assert (trial.label == trial.row + (trial.row == 1)).all()

@@ -12,7 +12,7 @@ from engines import new_engine
 from processes import eventually
 
 from offramp_core.batching import rows_within
-from offramp_core.sharing import QUANTUM_SECONDS, Claim
+from offramp_core.sharing import QUANTUM_SECONDS, SURPLUS_SECONDS, WINDOW_SECONDS, Claim
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.turns import SharedExecutor, SharedTurn
@@ -76,16 +76,34 @@ def test_of_those_who_wait_the_earliest_due_runs_next(clock: Clock) -> None:
     assert line.join() == ["c", "b", "a", "b"]
 
 
-def test_who_has_had_more_than_its_share_waits_for_the_others_whatever_is_due(clock: Clock) -> None:
+def test_who_has_had_too_much_waits_for_the_others_whatever_is_due(clock: Clock) -> None:
     executor = SharedExecutor({"flood": 1.0, "other": 1.0}, clock=clock)
     line = Line(executor, clock)
     with executor.turn("flood"):
         line.wait("flood", due=-100.0, seconds=0.05)
         line.wait("flood", due=-99.0, seconds=0.05)
         line.wait("other", due=50.0, seconds=0.05)
-        clock.now += 3 * QUANTUM_SECONDS
+        clock.now += WINDOW_SECONDS
     assert line.join() == ["other", "flood", "flood"]
-    assert executor.seconds == {"flood": pytest.approx(0.16), "other": pytest.approx(0.05)}
+    assert executor.seconds == {"flood": pytest.approx(WINDOW_SECONDS + 0.1), "other": pytest.approx(0.05)}
+
+
+def test_batches_are_shorter_the_more_they_keep_others_waiting(clock: Clock) -> None:
+    executor = SharedExecutor({"flood": 1.0, "other": 1.0}, clock=clock)
+    line, flood, other = Line(executor, clock), executor.turn("flood"), executor.turn("other")
+    with flood:
+        assert flood.longest_batch == math.inf
+        line.wait("other", due=1.0, seconds=0.01)
+        assert flood.longest_batch == QUANTUM_SECONDS
+        clock.now += WINDOW_SECONDS
+    line.join()
+    with flood:
+        assert flood.longest_batch == SURPLUS_SECONDS, "it had nearly all of the time"
+    with other:
+        assert other.longest_batch == math.inf
+        clock.now += 100 * WINDOW_SECONDS
+    with flood:
+        assert flood.longest_batch == math.inf, "what it had is forgotten"
 
 
 def test_a_turn_is_there_at_once_where_nobody_runs_and_not_where_somebody_does() -> None:
@@ -130,8 +148,8 @@ class Contended(SharedTurn):
     """A turn for which somebody always waits."""
 
     @property
-    def others_wait(self) -> bool:
-        return True
+    def longest_batch(self) -> float:
+        return QUANTUM_SECONDS
 
 
 def test_batches_are_short_while_others_wait(bundle: Bundle, sessions: Sessions) -> None:

@@ -1,23 +1,29 @@
-"""Whose batch runs next on an executor that several models share: the earliest due, within guaranteed shares.
+"""Whose batch runs next on an executor that several models share: the earliest due, and who takes too much comes last.
 
-Every model has a share of the executor. While it has work, the time that passes on the executor earns it credit by its
-share among those that have work; what it runs itself costs it that time. So the credit is what it got less than its
-share. Earliest-due-first serves most requests in time as long as nobody asks for more than the executor has, and lets
-the longest queue win where somebody does. So it decides only among models whose credit lies within one quantum of
-their share: who is owed more goes first, who has had more goes last, and still runs where nobody else has work.
+While the executor has time to spare the least slack runs, which keeps most requests in time. Where it has not, somebody
+must wait, and the longest queue must not be what decides: the earliest due is the flood's. So what each model has had
+of late is compared with the level of max-min fairness: as much as all may have of ``NEARLY_FULL`` of the time, where
+who wants less leaves the rest to the others. Who is above that level takes turns after all others, and in short
+batches, since a batch that runs is waited for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from offramp_core.errors import InvalidArgumentError
 
-#: How far a model may be from its share before that counts for more than whose request is due, and the longest batch
-#: that is begun while another model waits.
+#: How long what a model has had of the executor counts: it decays by 1/e in this time.
+WINDOW_SECONDS = 0.5
+#: Of the executor's time; as long as all together take less, nobody takes too much.
+NEARLY_FULL = 0.8
+#: The longest batch that is begun while another model waits.
 QUANTUM_SECONDS = 0.02
+#: The longest batch of a model that takes too much.
+SURPLUS_SECONDS = 0.004
+_FORGOTTEN_SECONDS = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,57 +37,68 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """``weights`` by model, which need not add up to 1, and the ``credit`` of those that are not at their share:
-    seconds owed to them, below 0 those that they had beyond it."""
+    """``weights`` by model, which need not add up to 1, and what each has ``used`` of the executor, in seconds that
+    have decayed until ``at``."""
 
     weights: Mapping[str, float]
-    credit: Mapping[str, float] = field(default_factory=dict)
+    used: Mapping[str, float] = field(default_factory=dict)
+    at: float = 0.0
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
             if not 0 < weight < math.inf:
                 raise InvalidArgumentError(f"the share of {name!r} is {weight}; it must be a number above 0")
 
-    def after(self, ran: str, seconds: float, *, working: Collection[str]) -> Shares:
-        """What is owed once ``ran`` has had ``seconds`` on the executor while the models ``working`` had work.
+    def after(self, ran: str, seconds: float, *, now: float) -> Shares:
+        """Once ``ran`` has had ``seconds`` on the executor until ``now``."""
+        left = self._left(now)
+        used = {name: had * left for name, had in self.used.items() if had * left > _FORGOTTEN_SECONDS}
+        used[ran] = used.get(ran, 0.0) + seconds
+        return Shares(self.weights, used, max(now, self.at))
 
-        Who has no work is owed nothing any more: time that was not asked for is not saved up. What it had too much is
-        forgiven by its share, as time passes. Nobody owes more than a quantum and its own last batch.
-        """
-        active = {*working, ran}
-        total = sum(self.weights[name] for name in active)
-        credit = {}
-        for name, before in {**dict.fromkeys(active, 0.0), **self.credit}.items():
-            earned = before + seconds * self.weights[name] / total
-            if name not in active:
-                earned = min(0.0, earned)
-            elif name == ran:
-                earned = max(earned - seconds, -QUANTUM_SECONDS - seconds)
-            if earned:
-                credit[name] = earned
-        return replace(self, credit=credit)
+    def of(self, name: str, *, now: float) -> float:
+        """What a model has had of late for one unit of its share, in seconds."""
+        return self.used.get(name, 0.0) * self._left(now) / self.weights[name]
 
-    def of(self, name: str) -> float:
-        """Seconds that are owed to a model."""
-        return self.credit.get(name, 0.0)
+    def level(self, *, now: float) -> float:
+        """What a model may have had of late for one unit of its share before it takes too much."""
+        rest, weight = NEARLY_FULL * WINDOW_SECONDS, sum(self.weights[name] for name in self.used)
+        if sum(self.used.values()) * self._left(now) <= rest:
+            return math.inf
+        for name in sorted(self.used, key=lambda name: self.of(name, now=now)):
+            if self.of(name, now=now) * weight >= rest:
+                break
+            rest -= self.used[name] * self._left(now)
+            weight -= self.weights[name]
+        return rest / weight
+
+    def longest_batch(self, name: str, *, now: float, others_wait: bool) -> float:
+        """Seconds that a batch of a model may take, infinite where it would keep nobody waiting."""
+        if self.of(name, now=now) > self.level(now=now) and len(self.used) > 1:
+            return SURPLUS_SECONDS
+        return QUANTUM_SECONDS if others_wait else math.inf
+
+    def _left(self, now: float) -> float:
+        return math.exp(-max(0.0, now - self.at) / WINDOW_SECONDS)
 
 
-def next_turn(claims: Mapping[str, Claim], shares: Shares) -> str:
+def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str:
     """Whose batch runs next, of the models that have work; there must be one.
 
-    Who is owed more than a quantum runs first, the most by its share before the others. Else the least slack runs: the
-    earliest due, less the time that it takes; those that have had a quantum too much only if all have.
+    Of those that do not take too much the one with the least slack: the earliest due, less the time that it takes. If
+    all do, the one that has had the least for its share.
 
     Examples
     --------
     >>> equal = Shares({"a": 1.0, "b": 1.0})
-    >>> next_turn({"a": Claim(due=3.0), "b": Claim(due=2.0)}, equal)
+    >>> next_turn({"a": Claim(due=3.0), "b": Claim(due=2.0)}, equal, now=0.0)
     'b'
-    >>> next_turn({"a": Claim(due=3.0), "b": Claim(due=2.0)}, equal.after("b", 0.1, working={"a"}))
+    >>> next_turn({"a": Claim(due=3.0), "b": Claim(due=2.0)}, equal.after("b", 0.5, now=0.5), now=0.5)
     'a'
     """
-    owed = [name for name in claims if shares.of(name) > QUANTUM_SECONDS]
-    if owed:
-        return max(owed, key=lambda name: (shares.of(name) / shares.weights[name], name))
-    entitled = [name for name in claims if shares.of(name) >= -QUANTUM_SECONDS] or list(claims)
-    return min(entitled, key=lambda name: (claims[name].due - claims[name].seconds, -shares.of(name), name))
+    level = shares.level(now=now)
+    had = {name: shares.of(name, now=now) for name in claims}
+    within = [name for name in claims if had[name] <= level]
+    if not within:
+        return min(claims, key=lambda name: (had[name], name))
+    return min(within, key=lambda name: (claims[name].due - claims[name].seconds, had[name], name))

@@ -40,10 +40,11 @@ class SharedExecutor:
         """What the engine of this name takes before it runs anything."""
         return SharedTurn(self, name)
 
-    @property
-    def others_wait(self) -> bool:
-        """Whether anybody waits for whoever runs now."""
-        return bool(self._waiting)
+    def longest_batch(self, name: str) -> float:
+        """Seconds that a batch of this engine, which has the turn, may take."""
+        with self._lock:
+            others_wait = any(other != name for other in self._waiting)
+            return self._shares.longest_batch(name, now=self._clock(), others_wait=others_wait)
 
     def take(self, name: str, claim: Claim) -> None:
         """Wait for a turn."""
@@ -66,13 +67,14 @@ class SharedExecutor:
     def give(self, name: str) -> None:
         """The turn is over: the next one begins."""
         with self._lock:
-            ran = self._clock() - self._since
-            self.seconds[name] += ran
-            self._shares = self._shares.after(name, ran, working=self._waiting)
+            now = self._clock()
+            self.seconds[name] += now - self._since
+            self._shares = self._shares.after(name, now - self._since, now=now)
             self._holder = None
             if not self._waiting:
                 return
-            chosen = next_turn({name: line[0].claim for name, line in self._waiting.items()}, self._shares)
+            claims = {name: line[0].claim for name, line in self._waiting.items()}
+            chosen = next_turn(claims, self._shares, now=now)
             line = self._waiting[chosen]
             granted = line.popleft().granted
             if not line:
@@ -91,9 +93,9 @@ class SharedTurn:
         self._executor, self._name = executor, name
 
     @property
-    def others_wait(self) -> bool:
-        """Whether another engine waits for this one's turn to end."""
-        return self._executor.others_wait
+    def longest_batch(self) -> float:
+        """Seconds that a batch may take now that this engine has the turn; infinite where it keeps nobody waiting."""
+        return self._executor.longest_batch(self._name)
 
     @contextmanager
     def claimed(self, claim: Claim) -> Iterator[None]:
