@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from offramp_core.sharing import Demand, Packing, Size, pack
+from offramp_core.sharing.packing import Demand, Packing, Size, pack
 
 SIZE = Size(busy=0.6, bytes=1000, min_workers=0, max_workers=50)
 CASES = 500

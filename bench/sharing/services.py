@@ -26,7 +26,7 @@ from bench.front import CLIENT_CORE, SERVER_CORE, on_core
 from bench.openloop import OpenLoopClient, Target, Trial, infer
 from bench.subjects import make_subject
 from bench.validate_simulator import LoopbackWorker
-from offramp_core.sharing import Demand, Size, pack
+from offramp_core.sharing.packing import Demand, Size, pack
 from offramp_worker.bundle.load import load_bundle
 
 FOLDER = Path("build/sharing")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.sharing import Demand, Size, pack
+from offramp_core.sharing.packing import Demand, Size, pack
 
 SIZE = Size(busy=0.6, bytes=1000, min_workers=0, max_workers=50)
 rngs = st.integers(0, 2**32).map(random.Random)

@@ -3,10 +3,11 @@
 turns.py     whose batch runs next
 eviction.py  which models leave memory for another one
 packing.py   which workers of a pool hold which models
+
+Workers import this package, and their images have no SciPy: what needs that is imported from its module.
 """
 
 from offramp_core.sharing.eviction import Held, Popularity, evicted
-from offramp_core.sharing.packing import Demand, Packing, Size, pack
 from offramp_core.sharing.turns import QUANTUM_SECONDS, SURPLUS_SECONDS, WINDOW_SECONDS, Claim, Shares, next_turn
 
 __all__ = [
@@ -14,13 +15,9 @@ __all__ = [
     "SURPLUS_SECONDS",
     "WINDOW_SECONDS",
     "Claim",
-    "Demand",
     "Held",
-    "Packing",
     "Popularity",
     "Shares",
-    "Size",
     "evicted",
     "next_turn",
-    "pack",
 ]
