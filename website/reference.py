@@ -40,6 +40,22 @@ One attempt to go from one plan to another, with its evidence, written by the op
 `spec.paused` and `spec.decision`, which is what `offramp pause`, `resume`, `promote`, `abort` and `approve` do.
 
 `offramp why` explains one in words, `offramp history` lists them.""",
+    "WorkerPool": """\
+Workers that hold the bundles of several services of a namespace. A service asks for them with `spec.sharing.pool`; the operator decides which worker
+holds what, and tells it in the status ([how to](../how-to/share.md#in-a-cluster)).
+
+```yaml
+apiVersion: earlyexit.dev/v1alpha1
+kind: WorkerPool
+metadata: {name: small-models}
+spec:
+  memory: 2Gi
+  bundles: {claimName: bundles}
+  minWorkers: 1
+  maxWorkers: 4
+  worker:
+    resources: {requests: {cpu: "2", memory: 3Gi}, limits: {memory: 3Gi}}
+```""",
     "WorkerClass": """\
 What the administrator gives to workers, under a name that services ask for in `spec.worker.className`: image, devices, places, identity.
 It belongs to the whole cluster, and the operator writes nothing to it.

@@ -148,14 +148,77 @@ class PlanDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A service's bundle in a worker that several services share."""
+
+    service: str
+    service_uid: str
+    #: Its folder, below the one that all bundles of the worker lie in.
+    bundle: str
+    #: Opens the service's own admin door.
+    token_sha256: str
+    #: Of what is to be served: another mark is another bundle, or the same one with other options.
+    mark: str
+    #: The backbone digest that it must have; any where it is empty.
+    model_digest: str = ""
+    latency_seconds: float | None = None
+    #: The service's own variables, as a worker of it alone would have them.
+    options: dict[str, str] = field(default_factory=dict)
+    #: It is about to go: answered as ever, but each connection ends with its answer.
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelList:
+    """What one worker of a pool holds from ``epoch`` on. ``uid`` is the worker's own."""
+
+    pool_uid: str
+    uid: str
+    epoch: int
+    models: tuple[PlacedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SignedDocument:
-    """``payload`` is the exact JSON text of a :class:`PlanDocument`; ``signature`` its Ed25519 signature, base64."""
+    """``payload`` is the exact JSON text of a :class:`PlanDocument`, or of a :class:`ModelList`; ``signature`` its
+    Ed25519 signature, base64."""
 
     payload: str
     signature: str
 
 
 # --- upwards ---------------------------------------------------------------------------------------
+
+ModelStanding = Literal["Loading", "Serving", "Failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """How a placed model stands in its worker.
+
+    ``mark`` is what serves, empty before anything does; ``model`` what clients call it, empty before its bundle was
+    read. ``message`` says what is wrong with what was asked for last, also where something earlier serves on. ``bytes``
+    are what it takes in memory, ``busy_seconds`` how long it has had the executor.
+    """
+
+    service_uid: str
+    standing: ModelStanding
+    mark: str = ""
+    model: str = ""
+    message: str = ""
+    bytes: int = 0
+    busy_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModels:
+    """What a worker of a pool holds, ``now`` by its own clock. ``epoch`` is that of the newest list it took."""
+
+    uid: str
+    boot_id: str
+    epoch: int
+    now: float
+    models: tuple[HeldModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

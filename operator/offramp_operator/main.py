@@ -29,6 +29,7 @@ from offramp_operator.kube.leader import LeaderElector, LeaseSettings
 from offramp_operator.kube.managed import Item, Managed, Registry
 from offramp_operator.kube.services import services
 from offramp_operator.kube.shards import Shards, lease_names, lease_threads
+from offramp_operator.kube.shared.entry import worker_pools
 from offramp_operator.kube.watch import LATE_SECONDS, Feed, watch
 from offramp_operator.metrics import Metrics
 from offramp_operator.port import serve_health
@@ -82,7 +83,7 @@ class Operator:
         service_kind = services(
             settings.workers, key, instance=settings.identity, metrics=self._metrics, listeners=listeners
         )
-        self._registry = Registry(service_kind, *more)
+        self._registry = Registry(service_kind, worker_pools(settings.workers, key), *more)
 
     async def run(self) -> int:
         """Be run by kopf until asked to stop, or until a part ends by itself. Returns the exit code."""

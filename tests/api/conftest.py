@@ -40,6 +40,8 @@ PLURALS = {
     "Lease": "leases",
     "Namespace": "namespaces",
     "NetworkPolicy": "networkpolicies",
+    "PersistentVolume": "persistentvolumes",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
     "Pod": "pods",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "RampConfig": "rampconfigs",
@@ -51,6 +53,7 @@ PLURALS = {
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
     "WorkerClass": "workerclasses",
+    "WorkerPool": "workerpools",
 }
 CLUSTER_SCOPED = {
     "ClusterRole",
@@ -58,6 +61,7 @@ CLUSTER_SCOPED = {
     "ClusterServingRuntime",
     "CustomResourceDefinition",
     "Namespace",
+    "PersistentVolume",
     "WorkerClass",
 }
 
@@ -260,7 +264,7 @@ def _install_crds(api: ApiServer) -> None:
         crd = yaml.safe_load(file.read_text())
         answer = api.create(crd, keep=True)
         assert answer.status_code == 201, f"{file.name}: {answer.text}"
-    for plural in ("earlyexitservices", "rampconfigs", "ramprollouts"):
+    for plural in ("earlyexitservices", "rampconfigs", "ramprollouts", "workerpools"):
         path = f"/apis/{GROUP}/namespaces/default/{plural}"
         wait_for(lambda path=path: api.request("GET", path).status_code == 200, what=f"{plural} being served")  # type: ignore[misc]
     classes = f"/apis/{GROUP}/workerclasses"
@@ -334,6 +338,16 @@ def rollout(name: str = "digits-1", **spec: Any) -> dict[str, Any]:
     }
 
 
+def worker_pool(name: str = "shared", **spec: Any) -> dict[str, Any]:
+    """A valid WorkerPool."""
+    return {
+        "apiVersion": GROUP,
+        "kind": "WorkerPool",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"memory": "1Gi", "bundles": {"claimName": "bundles"}, **spec},
+    }
+
+
 def worker_class(name: str = "gpu", **spec: Any) -> dict[str, Any]:
     """A valid WorkerClass."""
     return {"apiVersion": GROUP, "kind": "WorkerClass", "metadata": {"name": name}, "spec": spec}
@@ -356,11 +370,12 @@ def changed(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 class Manifests:
     """The builders above, as a fixture: pytest imports test modules without a package around them."""
 
-    service, config, rollout, worker_class, changed = (
+    service, config, rollout, worker_class, worker_pool, changed = (
         staticmethod(service),
         staticmethod(config),
         staticmethod(rollout),
         staticmethod(worker_class),
+        staticmethod(worker_pool),
         staticmethod(changed),
     )
 

@@ -20,6 +20,8 @@ EARLYEXIT = "earlyexit.dev"
 ALLOWED: list[tuple[str, str, str]] = [
     ("get list watch", EARLYEXIT, "earlyexitservices"),
     ("get patch", EARLYEXIT, "earlyexitservices/status"),
+    ("get list watch", EARLYEXIT, "workerpools"),
+    ("get patch", EARLYEXIT, "workerpools/status"),
     ("create delete get list patch update watch", EARLYEXIT, "rampconfigs"),
     ("create delete get list patch update watch", EARLYEXIT, "ramprollouts"),
     ("get patch update", EARLYEXIT, "rampconfigs/status"),
@@ -32,7 +34,7 @@ ALLOWED: list[tuple[str, str, str]] = [
     ("create delete get list patch watch", "autoscaling", "horizontalpodautoscalers"),
     ("create delete get list watch", "batch", "jobs"),
     ("create delete get list patch watch", "gateway.networking.k8s.io", "httproutes"),
-    ("get list watch", "", "pods"),
+    ("get list patch watch", "", "pods"),
     ("create", "events.k8s.io", "events"),
     ("get list watch", EARLYEXIT, "workerclasses"),
 ]
@@ -41,7 +43,8 @@ DENIED: list[tuple[str, str, str]] = [
     ("patch update", EARLYEXIT, "earlyexitservices/finalizers"),
     ("create delete deletecollection patch update", EARLYEXIT, "workerclasses"),
     ("get list watch create patch delete", "", "secrets"),
-    ("create delete patch", "", "pods"),
+    ("create delete", "", "pods"),
+    ("create delete deletecollection patch update", EARLYEXIT, "workerpools"),
     ("patch update deletecollection", "batch", "jobs"),
     ("get list create", "batch", "cronjobs"),
     ("patch update", "gateway.networking.k8s.io", "httproutes/status"),

@@ -28,6 +28,7 @@ KINDS = [
     "rampconfigs.earlyexit.dev",
     "ramprollouts.earlyexit.dev",
     "workerclasses.earlyexit.dev",
+    "workerpools.earlyexit.dev",
 ]
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -96,9 +96,10 @@ def ready(namespace: Namespace) -> bool:
 class Clients:
     """Requests from inside the cluster's network, one after another, for so many seconds."""
 
-    def __init__(self, namespace: Namespace, seconds: float) -> None:
-        url = f"http://tiny.{namespace.name}.svc.cluster.local"
-        command = ["cluster/exec-in-node", sys.executable, "tests/cluster/traffic.py", url, str(seconds)]
+    def __init__(self, namespace: Namespace, seconds: float, *, service: str = "tiny", model: str = "") -> None:
+        url = f"http://{service}.{namespace.name}.svc.cluster.local"
+        named = [model] if model else []
+        command = ["cluster/exec-in-node", sys.executable, "tests/cluster/traffic.py", url, str(seconds), *named]
         self._answers = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this object; a pipe would fill up
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._answers)
 

@@ -1,4 +1,5 @@
-"""``traffic.py URL SECONDS``: requests to the tiny model, about 100 a second, one after another; prints each status.
+"""``traffic.py URL SECONDS [MODEL]``: requests to the tiny model, or to one of its shape, about 100 a second, one after
+another; prints each status.
 
 What had been sent and was not answered is printed as ``broken``; a connection refused after one was taken as
 ``refused``.
@@ -19,7 +20,7 @@ import bundles
 CONNECT_SECONDS = 60.0
 
 
-def main(url: str, seconds: float) -> None:
+def main(url: str, seconds: float, model: str = bundles.MODEL) -> None:
     x = bundles.inputs(64)
     began, connected = time.monotonic(), False
     with httpx.Client(timeout=10.0, trust_env=False) as client:
@@ -28,7 +29,7 @@ def main(url: str, seconds: float) -> None:
             tensor = {"name": "x", "shape": [1, *row.shape], "datatype": "FP32", "data": row.ravel().tolist()}
             try:
                 print(
-                    client.post(f"{url}/v2/models/{bundles.MODEL}/infer", json={"inputs": [tensor]}).status_code,
+                    client.post(f"{url}/v2/models/{model}/infer", json={"inputs": [tensor]}).status_code,
                     flush=True,
                 )
                 connected = True
@@ -43,4 +44,4 @@ def main(url: str, seconds: float) -> None:
             time.sleep(0.005)
 
 
-main(sys.argv[1], float(sys.argv[2]))
+main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])

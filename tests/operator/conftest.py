@@ -97,7 +97,7 @@ def namespace(api: Any) -> Iterator[str]:
     name = f"test-{os.urandom(4).hex()}"
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}, keep=True)
     yield name
-    for kind in ("earlyexitservices", "rampconfigs", "ramprollouts"):
+    for kind in ("earlyexitservices", "rampconfigs", "ramprollouts", "workerpools"):
         api.request("DELETE", f"/apis/{server.GROUP}/namespaces/{name}/{kind}")
 
 

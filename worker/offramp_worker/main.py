@@ -80,7 +80,7 @@ def main() -> None:
         sys.exit(command.main(sys.argv[2:]))
     route_library_logs()
     try:
-        if os.environ.get("OFFRAMP_MODELS"):
+        if os.environ.get("OFFRAMP_MODELS") or os.environ.get("OFFRAMP_POOL_UID"):
             from offramp_worker.shared.settings import shared_settings
 
             run_models(shared_settings(os.environ), stay_up_broken=True)

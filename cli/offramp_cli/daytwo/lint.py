@@ -28,9 +28,10 @@ from offramp_operator.shell.manifests import (
     ROLLOUT_KIND,
     SERVICE_KIND,
     WORKER_CLASS_KIND,
+    WORKER_POOL_KIND,
 )
 
-KINDS = (SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND, WORKER_CLASS_KIND)
+KINDS = (SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND, WORKER_CLASS_KIND, WORKER_POOL_KIND)
 _SHOWN_CHARACTERS = 60
 _TEXT, _ANYTHING = {"type": ["string", "null"]}, {"x-kubernetes-preserve-unknown-fields": True}
 _TEXTS = {"type": ["object", "null"], "additionalProperties": {"type": "string"}}

@@ -15,7 +15,19 @@ from offramp_core.control.objects import Rollout
 from offramp_operator.explain.family import Family, Manifest, WorkerSeen, created_at, family
 from offramp_operator.kube import pods
 from offramp_operator.kube.client import ApiError, ApiUnavailableError, GoneError, InvalidObjectError, KubeClient
-from offramp_operator.kube.kinds import CONFIG, MANAGED_SELECTOR, POD, ROLLOUT, SERVICE, SERVICE_LABEL, Kind, name_of
+from offramp_operator.kube.kinds import (
+    CONFIG,
+    MANAGED_SELECTOR,
+    POD,
+    ROLLOUT,
+    SERVICE,
+    SERVICE_LABEL,
+    Kind,
+    name_of,
+    shared_pool_of,
+    uid_of,
+)
+from offramp_operator.kube.manifests import holds_label
 from offramp_operator.shell.manifests import REQUEST_ANNOTATION
 from offramp_operator.shell.platform import ConflictError
 
@@ -53,7 +65,9 @@ class ClusterSource:
             return []
         only = f"{SERVICE_LABEL}={name}" if name is not None else ""
         configs, rollouts = (self._list(replace(kind, selector=only)) for kind in (CONFIG, ROLLOUT))
-        workers = self._pods(only)
+        # Workers that a pool shares among services carry a label for each that they serve.
+        shared = name is not None and any(map(shared_pool_of, services))
+        workers = self._pods(holds_label(str(name)) if shared else only)
         return [
             family(
                 service,
@@ -164,7 +178,11 @@ def _one_line(error: Exception) -> str:
 
 def _is_of(pod: Manifest, service: Manifest) -> bool:
     metadata = pod["metadata"]
-    mine = (metadata.get("labels") or {}).get(SERVICE_LABEL) == name_of(service)
+    labels = metadata.get("labels") or {}
+    if shared_pool_of(service):
+        mine = labels.get(holds_label(name_of(service))) == uid_of(service)
+    else:
+        mine = labels.get(SERVICE_LABEL) == name_of(service)
     return mine and metadata.get("namespace") == service["metadata"].get("namespace")
 
 

@@ -293,6 +293,8 @@ class ServiceSpec:
     #: The pool that this is the spec of, where a shell has made it of one of ``pools``; no user writes it.
     in_pool: str = ""
     route: Route | None = None
+    #: The WorkerPool whose workers serve it beside other services; empty where it has workers of its own.
+    shared_pool: str = ""
     #: What the next release will not read: one sentence each, with what to write instead.
     deprecated: tuple[str, ...] = ()
     #: Why exits stay off whatever the mode is, empty otherwise. No user writes it: a pass does, where the workers serve
@@ -451,6 +453,7 @@ def parse_spec(value: Any) -> ServiceSpec:
             "suspend",
             "worker",
             "pools",
+            "sharing",
         },
     )
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
@@ -477,6 +480,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         suspend=spec.boolean("suspend", default=False),
         worker=worker,
         pools=pools,
+        shared_pool=_sharing(spec, model, objective),
         route=_route(spec),
         deprecated=_deprecated(spec),
     )
@@ -916,6 +920,32 @@ def _pools(spec: _Reader, worker: Mapping[str, Any], objective: Mapping[str, Any
     if found[0].max_workers is not None and (objective["latency_seconds"] is None or objective["output"] in GENERATED):
         raise InvalidSpecError(path, "are planned by latency.threshold of whole replies; write replicas of each pool")
     return found
+
+
+def _sharing(spec: _Reader, model: Mapping[str, Any], objective: Mapping[str, Any]) -> str:
+    """The pool that serves it, whose workers are the pool's to describe."""
+    if "sharing" not in spec.value:
+        return ""
+    name = spec.section("sharing", {"pool"}).text(
+        "pool", _OBJECT_NAME.pattern, "name a WorkerPool of the service's namespace"
+    )
+    for other in ("worker", "pools", "autoscaling", "route"):
+        if other in spec.value:
+            why = f"is about workers of the service's own, and those of WorkerPool {name} serve it; remove it"
+            raise InvalidSpecError(spec.path(other), why)
+    policy = spec.mapping("updatePolicy")
+    if policy.get("sideBySide") is not None or policy.get("type") == "Recreate":
+        what = "sideBySide" if policy.get("sideBySide") is not None else "type"
+        raise InvalidSpecError(spec.path(f"updatePolicy.{what}"), "needs workers of the service's own; remove it")
+    if spec.mapping("ramps").get("store") is not None:
+        raise InvalidSpecError(spec.path("ramps.store"), "needs workers of the service's own; remove it, or sharing")
+    if objective["output"] in GENERATED:
+        raise InvalidSpecError(spec.path("sharing"), "is of models with exits; one that generates is served alone")
+    if not model["model_uri"].startswith("pvc://"):
+        raise InvalidSpecError(
+            spec.path("model.uri"), "must be pvc://CLAIM/PATH with sharing: a worker that serves mounts nothing new"
+        )
+    return name
 
 
 def _pool(reader: _Reader, worker: Mapping[str, Any]) -> WorkerPool:

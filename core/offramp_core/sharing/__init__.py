@@ -3,6 +3,7 @@
 turns.py     whose batch runs next
 eviction.py  which models leave memory for another one
 packing.py   which workers of a pool hold which models
+placing.py   what workers are told on the way there
 
 Workers import this package, and their images have no SciPy: what needs that is imported from its module.
 """

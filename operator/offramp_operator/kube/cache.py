@@ -30,6 +30,7 @@ from offramp_operator.kube.kinds import (
     namespace_of,
     owner_of,
     scale_target,
+    shared_pool_of,
     uid_of,
     version_of,
 )
@@ -48,7 +49,7 @@ class _Packed:
     namespace: str
     name: str
     owner: str  # uid; empty without one
-    target: str  # Deployment that an autoscaler scales, or class that a service asks for
+    targets: tuple[str, ...]  # Deployment that an autoscaler scales; class and pool that a service asks for
     body: bytes
 
     @classmethod
@@ -59,7 +60,7 @@ class _Packed:
             intern(namespace_of(obj)),
             intern(name_of(obj)),
             owner="" if owner is None else intern(owner["uid"]),
-            target=_target(kind, obj),
+            targets=_targets(kind, obj),
             body=msgspec.msgpack.encode(obj),
         )
 
@@ -109,8 +110,8 @@ class ObjectCache:
         self._named[kind][kept.namespace, kept.name] = uid
         if kept.owner:
             _add(self._owned[kind], kept.owner, uid)
-        if kept.target:
-            _add(self._targeting, (kind, kept.target), uid)
+        for target in kept.targets:
+            _add(self._targeting, (kind, target), uid)
         self._changed(obj)
         return True
 
@@ -182,6 +183,10 @@ class ObjectCache:
         found = (self._objects[SERVICE][uid] for uid in self._targeting.get((SERVICE, name), ()))
         return sorted((kept.namespace, kept.name) for kept in found)
 
+    def of_shared_pool(self, namespace: str, name: str) -> list[Object]:
+        """The services that a WorkerPool serves, by name."""
+        return self._by_name(SERVICE, self._targeting.get((SERVICE, f"{namespace}/{name}"), ()))
+
     def all(self, kind: Kind) -> Iterator[Object]:
         return (kept.unpacked() for kept in list(self._objects[kind].values()))
 
@@ -202,17 +207,16 @@ class ObjectCache:
             del self._named[kind][name]
         if kept.owner:
             _drop(self._owned[kind], kept.owner, uid)
-        if kept.target:
-            _drop(self._targeting, (kind, kept.target), uid)
+        for target in kept.targets:
+            _drop(self._targeting, (kind, target), uid)
         return True
 
 
-def _target(kind: Kind, obj: Object) -> str:
-    """What an object is about besides its owner: an autoscaler's Deployment, a service's class."""
-    if kind is SERVICE:
-        return class_of(obj)
-    name = scale_target(obj) if kind is AUTOSCALER else ""
-    return f"{namespace_of(obj)}/{name}" if name else ""
+def _targets(kind: Kind, obj: Object) -> tuple[str, ...]:
+    """What an object is about besides its owner: an autoscaler's Deployment, a service's class and pool."""
+    name = scale_target(obj) if kind is AUTOSCALER else shared_pool_of(obj) if kind is SERVICE else ""
+    found = (class_of(obj) if kind is SERVICE else "", f"{namespace_of(obj)}/{name}" if name else "")
+    return tuple(target for target in found if target)
 
 
 def _add(index: dict[K, tuple[str, ...]], key: K, uid: str) -> None:

@@ -18,6 +18,7 @@ MANAGED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 CLASS_LABEL = f"{GROUP}/worker-class"
 VERSION_LABEL = f"{GROUP}/version"
 POOL_LABEL = f"{GROUP}/pool"
+WORKER_POOL_LABEL = f"{GROUP}/worker-pool"
 ON_TRIAL = "next"  # value of the label of workers whose model is on trial
 TEMPLATE_ANNOTATION = f"{GROUP}/template"
 APPLIED_ANNOTATION = f"{GROUP}/applied"
@@ -53,6 +54,7 @@ class Kind:
 SERVICE = Kind(GROUP, VERSION, "EarlyExitService", "earlyexitservices")
 CONFIG = Kind(GROUP, VERSION, "RampConfig", "rampconfigs")
 ROLLOUT = Kind(GROUP, VERSION, "RampRollout", "ramprollouts")
+WORKER_POOL = Kind(GROUP, VERSION, "WorkerPool", "workerpools")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments", MANAGED_SELECTOR)
 REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets", MANAGED_SELECTOR)
 POD = Kind("", "v1", "Pod", "pods", MANAGED_SELECTOR)
@@ -69,7 +71,7 @@ WORKER_CLASS = Kind(GROUP, VERSION, "WorkerClass", "workerclasses", optional=Tru
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
-OWN = (SERVICE, CONFIG, ROLLOUT)
+OWN = (SERVICE, CONFIG, ROLLOUT, WORKER_POOL)
 CHILDREN = (
     DEPLOYMENT,
     REPLICA_SET,
@@ -114,6 +116,12 @@ def class_of(service: Object) -> str:
     """Name of the WorkerClass that a service asks for; empty where it asks for none."""
     worker = (service.get("spec") or {}).get("worker") or {}
     return str(worker.get("className") or "") if isinstance(worker, dict) else ""
+
+
+def shared_pool_of(service: Object) -> str:
+    """Name of the WorkerPool that serves a service; empty where it has workers of its own."""
+    sharing = (service.get("spec") or {}).get("sharing") or {}
+    return str(sharing.get("pool") or "") if isinstance(sharing, dict) else ""
 
 
 def owner_of(obj: Object) -> Object | None:

@@ -21,6 +21,7 @@ from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
     CLASS_LABEL,
+    GROUP,
     GROUP_VERSION,
     HTTP_ROUTE,
     MANAGED_BY,
@@ -31,6 +32,7 @@ from offramp_operator.kube.kinds import (
     SERVICE_LABEL,
     TEMPLATE_ANNOTATION,
     VERSION_LABEL,
+    WORKER_POOL_LABEL,
     Object,
 )
 from offramp_operator.shell.platform import WorkerIdentity
@@ -271,7 +273,7 @@ def template_digest(service: Service, settings: WorkerSettings, *, trial: bool =
     """What the spec makes of the pods, in 16 hex digits: a pod that carries another digest runs an older spec."""
     blank = WorkerIdentity(public_key="", token_sha256="")
     pod_metadata = _pod_metadata(service, trial=trial)
-    content = json.dumps(_pod_spec(service, blank, settings, trial=trial) | {"metadata": pod_metadata}, sort_keys=True)
+    content = json.dumps(pod_spec(service, blank, settings, trial=trial) | {"metadata": pod_metadata}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -306,7 +308,7 @@ def deployment(
             "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling_update(service, strategy)},
             "template": {
                 "metadata": pod_metadata | {"annotations": annotations},
-                "spec": _pod_spec(service, identity, settings, trial=trial),
+                "spec": pod_spec(service, identity, settings, trial=trial),
             },
         },
     }
@@ -331,7 +333,22 @@ def pods_of(replica_set: Object) -> Object:
 
 def network_service(service: Service) -> Object:
     """Where clients send requests. The admin port is not part of it."""
-    return _network_service(service, service.name, everybody(service))
+    return _network_service(service, service.name, holders(service) if service.spec.shared_pool else everybody(service))
+
+
+def holders(service: Service) -> dict[str, str]:
+    """Labels by which the workers of a WorkerPool are found that hold the service; the operator sets the last one."""
+    return {
+        "app.kubernetes.io/name": WORKER_NAME,
+        MANAGED_BY_LABEL: MANAGED_BY,
+        WORKER_POOL_LABEL: service.spec.shared_pool,
+        holds_label(service.name): service.uid,
+    }
+
+
+def holds_label(service: str) -> str:
+    """Label of a pool's worker that requests for a service are sent to; its value is the service's uid."""
+    return f"{GROUP}/holds-{service}"
 
 
 def version_service(service: Service, *, trial: bool) -> Object:
@@ -624,7 +641,7 @@ def _pod_metadata(service: Service, *, trial: bool) -> Object:
     return result
 
 
-def _pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettings, *, trial: bool) -> Object:
+def pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettings, *, trial: bool) -> Object:
     worker = service.spec.worker
     given = _given(service, settings)
     if worker.get("topologySpreadConstraints"):

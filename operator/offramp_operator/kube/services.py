@@ -21,6 +21,7 @@ from offramp_operator.kube.kinds import (
     ROLLOUT,
     SERVICE,
     WORKER_CLASS,
+    WORKER_POOL,
 )
 from offramp_operator.kube.managed import Managed, Reconcile, Right, Seat, forever
 from offramp_operator.kube.manifests import WorkerSettings
@@ -44,7 +45,7 @@ RIGHTS = (
         for kind in (DEPLOYMENT, NETWORK_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY, AUTOSCALER, HTTP_ROUTE)
     ),
     Right(JOB, "create delete get list watch"),
-    *(Right(kind, READ) for kind in (REPLICA_SET, POD, WORKER_CLASS)),
+    *(Right(kind, READ) for kind in (REPLICA_SET, POD, WORKER_CLASS, WORKER_POOL)),
     Right(EVENT, "create"),
 )
 

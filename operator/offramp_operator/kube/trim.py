@@ -25,6 +25,7 @@ from offramp_operator.kube.kinds import (
     ROLLOUT,
     SERVICE,
     WORKER_CLASS,
+    WORKER_POOL,
     Kind,
     Object,
 )
@@ -44,7 +45,7 @@ _METADATA = (
 )
 _OWNER = ("kind", "name", "uid", "controller")
 _COMPARED = frozenset({DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, HTTP_ROUTE})
-_WHOLE = frozenset({SERVICE, CONFIG, ROLLOUT, WORKER_CLASS})
+_WHOLE = frozenset({SERVICE, CONFIG, ROLLOUT, WORKER_CLASS, WORKER_POOL})
 # An annotation that tools write with a whole copy of the object.
 _COPY = "kubectl.kubernetes.io/last-applied-configuration"
 

@@ -28,6 +28,7 @@ from offramp_operator.kube.kinds import (
     SERVICE_LABEL,
     WATCHED,
     WORKER_CLASS,
+    WORKER_POOL,
     Kind,
     Object,
     name_of,
@@ -103,7 +104,10 @@ def service_matters(kind: Kind, key: ServiceKey, cache: ObjectCache) -> bool:
 
 
 def class_users(obj: Object, cache: ObjectCache) -> list[ServiceKey]:
-    """The services that ask for a class; none of anything else."""
+    """The services that ask for a class, or for a pool; none of anything else."""
+    if obj.get("kind") == WORKER_POOL.name:
+        members = cache.of_shared_pool(namespace_of(obj), name_of(obj))
+        return [ServiceKey(namespace_of(member), name_of(member)) for member in members]
     is_class = obj.get("kind") == WORKER_CLASS.name
     return [ServiceKey(*name) for name in cache.of_class(name_of(obj))] if is_class else []
 

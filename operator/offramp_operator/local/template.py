@@ -131,6 +131,11 @@ def check_local(spec: ServiceSpec) -> None:
         raise InvalidSpecError("spec.autoscaling", "needs Kubernetes; here, write spec.replicas")
     if spec.pools:
         raise InvalidSpecError("spec.pools", "need Kubernetes and its nodes; here, write spec.replicas")
+    if spec.shared_pool:
+        raise InvalidSpecError(
+            "spec.sharing",
+            "needs Kubernetes; here, `offramp serve NAME=DIR NAME=DIR` serves several models in one worker",
+        )
     if spec.update_policy.side_by_side is not None:
         raise InvalidSpecError(
             "spec.updatePolicy.sideBySide", "needs Kubernetes; here, remove it: workers are replaced one by one"

@@ -15,6 +15,7 @@ import msgspec
 
 from offramp_core.control.codec import from_json, parse_time, to_json
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
+from offramp_core.control.shared_pool import SharedPoolStatus
 from offramp_core.control.snapshot import NewConfig, NewRollout
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.workers.pools import with_numbers
@@ -22,7 +23,7 @@ from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts
 from offramp_operator.shell.packing import packed, unpacked
 
-S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
+S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus, SharedPoolStatus)
 
 GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
@@ -32,7 +33,7 @@ STEPS_KEPT = 16  # of a rollout's history, where it must be short
 TEXT_KEPT = 1000  # characters of a text, where it must be short
 REQUEST_ANNOTATION = f"{GROUP}/request"
 SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND = "EarlyExitService", "RampConfig", "RampRollout"
-WORKER_CLASS_KIND = "WorkerClass"
+WORKER_CLASS_KIND, WORKER_POOL_KIND = "WorkerClass", "WorkerPool"
 # Kubernetes' own name for what our codec would call lastTransitionAt; every client knows it by this one.
 _OURS, _THEIRS = "lastTransitionAt", "lastTransitionTime"
 
@@ -106,7 +107,7 @@ def same_status(manifest: Mapping[str, Any], status: ServiceStatus | ConfigStatu
     return bool(status_from_manifest(kind, manifest) == status_from_manifest(kind, {"status": status_json(status)}))
 
 
-def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[str, Any]:
+def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus | SharedPoolStatus) -> dict[str, Any]:
     """A status as the API stores it. Fields at their defaults are left out, but for what people read in a column of its
     own."""
     fields = _renamed(cast(dict[str, Any], to_json(status)), _OURS, _THEIRS)
@@ -151,7 +152,7 @@ def _with_short_texts(status: S) -> S:
     if isinstance(status, RolloutStatus):
         gates = tuple(replace(gate, message=_cut(gate.message)) for gate in status.gates)
         return replace(status, message=_cut(status.message), gates=gates)
-    return replace(status, message=_cut(status.message))
+    return status if isinstance(status, SharedPoolStatus) else replace(status, message=_cut(status.message))
 
 
 def _cut(text: str) -> str:

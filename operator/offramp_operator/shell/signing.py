@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.plan import canonical_json
-from offramp_core.protocol import PlanDocument, SignedDocument
+from offramp_core.protocol import ModelList, PlanDocument, SignedDocument
 from offramp_operator.shell.platform import WorkerIdentity
 
 SEED_BYTES = 32
@@ -83,7 +83,7 @@ class SigningKey:
         """The raw public key (32 bytes) as base64."""
         return self._public
 
-    def sign(self, document: PlanDocument) -> SignedDocument:
+    def sign(self, document: PlanDocument | ModelList) -> SignedDocument:
         """The document's canonical JSON and its signature; the same document always gives the same bytes."""
         payload = canonical_json(msgspec.to_builtins(document))
         return SignedDocument(payload.decode(), base64.b64encode(self._private.sign(payload)).decode())

@@ -13,6 +13,15 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 
 def declared_task(folder: Path) -> str:
     """``generate``, or empty for a classifier's bundle and for one that cannot be read: whoever loads it says why."""
+    return _declared(folder, "task")
+
+
+def declared_name(folder: Path) -> str:
+    """What a bundle calls its model, empty for one that cannot be read."""
+    return _declared(folder, "name")
+
+
+def _declared(folder: Path, field: str) -> str:
     path = folder / MANIFEST_FILE
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
@@ -20,5 +29,5 @@ def declared_task(folder: Path) -> str:
         manifest = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return ""
-    task = manifest.get("task") if isinstance(manifest, dict) else None
-    return task if isinstance(task, str) else ""
+    text = manifest.get(field) if isinstance(manifest, dict) else None
+    return text if isinstance(text, str) else ""

@@ -4,6 +4,8 @@ executor.
 settings.py    what its environment asks for
 serve.py       the process: ports, one event loop, one executor
 repository.py  which models are in memory
+pooled.py      the same in a pool, where models come and go
+delivered.py   which those are, as the operator says
 model.py       one of the models: loaded or not, who waits for it, its own doors
 room.py        what models take in memory, and which leave for others
 expected.py    how long a request would wait for its model

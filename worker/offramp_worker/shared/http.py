@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from offramp_core.errors import PlanRefusedError
+from offramp_core.protocol import HeldModels, SignedDocument
+from offramp_worker.documents import parse_document
 from offramp_worker.http.admin import with_token
 from offramp_worker.http.bodies import App, BodyTooLargeError, DisconnectedError, Receive, Scope, Send, read_body
 from offramp_worker.http.health import add_health
 from offramp_worker.http.methods import with_methods
 from offramp_worker.http.tensors import MAX_SHOWN, VERSION, server_metadata
+from offramp_worker.shared.delivered import Delivered
 from offramp_worker.shared.inference import unknown
 from offramp_worker.shared.metrics import metrics_text
 from offramp_worker.shared.model import Model
@@ -21,6 +26,7 @@ from offramp_worker.shared.repository import Repository, UnavailableError
 OF_MODEL = "/v2/models/"
 ADMIN_OF_MODEL = "/models/"
 MAX_COMMAND_BYTES = 4096
+MAX_LIST_BYTES = 2**20
 STATES = {"in": "READY", "loading": "LOADING", "leaving": "UNLOADING", "out": "UNAVAILABLE"}
 
 
@@ -36,10 +42,13 @@ def public_port(repository: Repository) -> App:
     return app
 
 
-def admin_port(repository: Repository) -> App:
+def admin_port(repository: Repository, delivered: Delivered | None = None) -> App:
     """The ASGI application of the admin port: the repository for the worker's token, ``/models/NAME/...`` for the
     model's."""
-    rest = with_token(with_methods(_admin(repository)), repository.settings.process.token_sha256)
+    own = _admin(repository)
+    if delivered is not None:
+        _add_delivered(own, delivered)
+    rest = with_token(with_methods(own), repository.settings.process.token_sha256)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         model = _model(scope, repository, ADMIN_OF_MODEL)
@@ -119,6 +128,33 @@ def _admin(repository: Repository) -> FastAPI:
         return JSONResponse({})
 
     return app
+
+
+def _add_delivered(app: FastAPI, delivered: Delivered) -> None:
+    """Of a worker in a pool: the list of its models, and how they stand."""
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json(delivered.state())
+
+    @app.post("/v1/models")
+    async def deliver(request: Request) -> Response:
+        try:
+            document = parse_document(
+                await read_body(request.scope, request.receive, limit=MAX_LIST_BYTES), SignedDocument
+            )
+            delivered.deliver(document)
+        except BodyTooLargeError:
+            return JSONResponse({"error": f"the document is larger than {MAX_LIST_BYTES} bytes"}, 413)
+        except PlanRefusedError as error:
+            return JSONResponse({"error": str(error), "reason": error.reason}, 409)
+        except ValueError as error:
+            return JSONResponse({"error": f"the document does not parse: {error}"}, 400)
+        return _json(delivered.state())
+
+
+def _json(held: HeldModels) -> Response:
+    return Response(msgspec.json.encode(held), media_type="application/json")
 
 
 def entry(model: Model) -> dict[str, Any]:

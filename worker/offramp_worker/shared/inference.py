@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -74,7 +74,7 @@ class SharedInference:
     @staticmethod
     def _replied(routed: Routed, response: Response) -> None:
         routed.end()
-        routed.reply(response)
+        routed.reply(replace(response, close=True) if routed.model.leaving else response)
 
     def _refuse(self, routed: Routed, error: str, retry_after: int | None) -> None:
         routed.ended = True

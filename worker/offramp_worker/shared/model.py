@@ -95,6 +95,8 @@ class Model:
     state: State = "out"
     #: Somebody is about to load it.
     coming: bool = False
+    #: It will leave this worker: connections end with their answers, so that clients go to where else it is.
+    leaving: bool = False
     #: Unloaded by hand: only by hand it comes back.
     dismissed: bool = False
     #: Why it could not be loaded, and when that was.

@@ -163,7 +163,7 @@ class Repository:
         """Have it loaded, unless somebody does so already."""
         if not model.coming and model not in self._line:
             model.coming = True
-            self._begin(self._load_for_requests(model))
+            self.begin(self._load_for_requests(model))
 
     async def _load_for_requests(self, model: Model) -> None:
         model.coming = False  # from now on it is in line
@@ -304,7 +304,7 @@ class Repository:
         this process."""
         reason, others = model.doors.worker.lost, [m for m in self.models.values() if m is not model and m.ready]
         if any(not other.doors.worker.failing for other in others):
-            self._begin(self._quarantine(model, reason))
+            self.begin(self._quarantine(model, reason))
         else:
             self._on_lost(reason)
 
@@ -314,7 +314,8 @@ class Repository:
             self._mark_broken(model, reason)
         model.turn_away(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside everything else."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

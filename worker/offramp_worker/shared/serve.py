@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,10 @@ from offramp_worker.main import (
     tracing_of,
     until_pulled,
 )
+from offramp_worker.shared.delivered import Delivered
 from offramp_worker.shared.http import admin_port, public_port
 from offramp_worker.shared.inference import SharedInference
+from offramp_worker.shared.pooled import PooledRepository
 from offramp_worker.shared.repository import Repository
 from offramp_worker.shared.settings import SharedSettings
 from offramp_worker.worker import ExecutorLostError
@@ -34,7 +37,7 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
         lost.append(reason)
         stop.set()
 
-    repository = Repository(settings, tracing=tracing_of(process), on_lost=give_up)
+    repository, delivered = _repository(settings, give_up)
     on_signals(loop, stop)
     inference, budget = SharedInference(repository), repository.bodies
     public, public_task = await listen(
@@ -49,13 +52,14 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
     if settings.has_admin_port:
         admin, admin_task = await listen(
             "admin",
-            admin_port(repository),
+            admin_port(repository, delivered),
             process.host,
             process.admin_port,
             protocol=connections(process, budget=budget),
         )
     try:
-        await _load_and_wait(repository, stop, stay_up_broken=stay_up_broken)
+        start = repository.start() if delivered is None else delivered.start()
+        await _load_and_wait(repository, start, stop, stay_up_broken=stay_up_broken)
     finally:
         repository.drain()
         log_event("draining")
@@ -76,8 +80,19 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
         raise ExecutorLostError(lost[0])
 
 
-async def _load_and_wait(repository: Repository, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
-    loading = asyncio.create_task(repository.start())
+def _repository(settings: SharedSettings, give_up: Callable[[str], None]) -> tuple[Repository, Delivered | None]:
+    """The models, and in a pool what brings their list."""
+    tracing = tracing_of(settings.process)
+    if settings.pool is None:
+        return Repository(settings, tracing=tracing, on_lost=give_up), None
+    pooled = PooledRepository(settings, tracing=tracing, on_lost=give_up)
+    return pooled, Delivered(pooled, settings.pool)
+
+
+async def _load_and_wait(
+    repository: Repository, start: Coroutine[Any, Any, None], stop: asyncio.Event, *, stay_up_broken: bool
+) -> None:
+    loading = asyncio.create_task(start)
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():

@@ -3,6 +3,8 @@
 | variable | meaning |
 |---|---|
 | OFFRAMP_MODELS | file that lists the models, in the place of OFFRAMP_BUNDLE |
+| OFFRAMP_POOL_UID | in the place of OFFRAMP_MODELS: the list comes from the operator, signed with OFFRAMP_PUBLIC_KEY |
+| OFFRAMP_BUNDLES | then, the folder that all bundles lie in |
 | OFFRAMP_MODELS_BYTES | memory for all loaded models; without it all of them are kept loaded |
 | OFFRAMP_LOAD_WAIT_SECONDS | how long a request may wait for its model to be loaded; default 10 |
 | OFFRAMP_LOAD_WAITING | requests of one model that may wait so; default 64 |
@@ -26,7 +28,9 @@ from pathlib import Path
 
 import msgspec
 
-from offramp_core.errors import InvalidArgumentError
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError
+from offramp_core.protocol import PlacedModel
+from offramp_worker.bundle.task import declared_name
 from offramp_worker.documents import parse_document
 from offramp_worker.settings import MAX_CACHE_BYTES, Settings, integer_from, seconds_from, settings_from_env, token_from
 
@@ -78,11 +82,50 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Of a worker whose list of models the operator brings. ``env`` holds for every model."""
+
+    uid: str
+    public_key: bytes
+    bundles: Path
+    env: Mapping[str, str]
+
+    def model(self, placed: PlacedModel) -> ModelSettings:
+        """Settings of a model, under the name that its bundle has.
+
+        Raises
+        ------
+        InvalidBundleError, InvalidArgumentError
+            No model can be served so.
+        """
+        bundle = self.bundles / placed.bundle
+        name = declared_name(bundle)
+        if not NAME.fullmatch(name):
+            raise InvalidBundleError(
+                f"manifest.json: there is no bundle at {placed.bundle!r} of the pool's claim"
+                if not name
+                else f"manifest.json: its name is {name[:80]!r}; in a worker of several models it must be lower-case "
+                "letters, digits, '.', '_' and '-', at most 63"
+            )
+        listed = ListedModel(
+            name=name,
+            bundle=str(bundle),
+            latency_seconds=placed.latency_seconds,
+            service=placed.service,
+            service_uid=placed.service_uid,
+            token_sha256=placed.token_sha256,
+            model_digest=placed.model_digest,
+        )
+        return _model(self.env, _common(self.env, self.bundles) | placed.options, listed, self.bundles)
+
+
+@dataclass(frozen=True, slots=True)
 class SharedSettings:
     """Settings of the process. ``process`` has what all models have in common, and the token of the repository."""
 
     process: Settings
     models: tuple[ModelSettings, ...]
+    pool: PoolSettings | None = None
     memory_bytes: int | None = None
     load_wait_seconds: float = 10.0
     load_waiting: int = 64
@@ -103,6 +146,8 @@ def shared_settings(env: Mapping[str, str]) -> SharedSettings:
     InvalidArgumentError
         Names the variable or the field, its value and what it must be.
     """
+    if env.get("OFFRAMP_POOL_UID"):
+        return _of_pool(env)
     file = Path(env.get("OFFRAMP_MODELS", ""))
     try:
         with file.open("rb") as opened:
@@ -131,19 +176,43 @@ def settings_of_models(env: Mapping[str, str], listed: Sequence[ListedModel], *,
         if env.get(variable):
             raise InvalidArgumentError(f"{variable} is set; it is for a worker of one model, leave it out")
     _check(listed)
-    common = {k: v for k, v in env.items() if k not in OF_ALL} | {"OFFRAMP_BUNDLE": str(folder)}
-    process = settings_from_env(common)
-    memory = integer_from(env, "OFFRAMP_MODELS_BYTES", 0, high=MAX_CACHE_BYTES) or None
-    settings = SharedSettings(
-        process=replace(process, token_sha256=token_from(env)),
-        models=tuple(_model(env, common, model, folder) for model in listed),
-        memory_bytes=memory,
+    models = tuple(_model(env, _common(env, folder), model, folder) for model in listed)
+    settings = _process(env, folder, models)
+    _check_memory(settings)
+    return settings
+
+
+def _of_pool(env: Mapping[str, str]) -> SharedSettings:
+    """Settings of a worker that is brought its list."""
+    for variable in ("OFFRAMP_MODELS", "OFFRAMP_BUNDLE", *OF_ONE_SERVICE, *OF_ONE_MODEL):
+        if env.get(variable):
+            raise InvalidArgumentError(f"{variable} is set; a worker of a pool is brought its models, leave it out")
+    for variable in ("OFFRAMP_BUNDLES", *OF_ALL):
+        if not env.get(variable):
+            raise InvalidArgumentError(f"{variable} is not set; a worker of a pool needs it")
+    bundles = Path(env["OFFRAMP_BUNDLES"])
+    key = settings_from_env({**env, "OFFRAMP_BUNDLE": str(bundles), "OFFRAMP_SERVICE_UID": "pool"}).public_key
+    assert key is not None
+    return _process(env, bundles, (), PoolSettings(env["OFFRAMP_POOL_UID"], key, bundles, env))
+
+
+def _common(env: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The variables that hold for every model."""
+    return {k: v for k, v in env.items() if k not in OF_ALL} | {"OFFRAMP_BUNDLE": str(folder)}
+
+
+def _process(
+    env: Mapping[str, str], folder: Path, models: tuple[ModelSettings, ...], pool: PoolSettings | None = None
+) -> SharedSettings:
+    return SharedSettings(
+        process=replace(settings_from_env(_common(env, folder)), token_sha256=token_from(env)),
+        models=models,
+        pool=pool,
+        memory_bytes=integer_from(env, "OFFRAMP_MODELS_BYTES", 0, high=MAX_CACHE_BYTES) or None,
         load_wait_seconds=seconds_from(env, "OFFRAMP_LOAD_WAIT_SECONDS") or 10.0,
         load_waiting=integer_from(env, "OFFRAMP_LOAD_WAITING", 64, low=1, high=10_000),
         load_seconds=seconds_from(env, "OFFRAMP_LOAD_SECONDS") or 300.0,
     )
-    _check_memory(settings)
-    return settings
 
 
 def bundle_bytes(bundle: Path) -> int:

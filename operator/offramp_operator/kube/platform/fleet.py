@@ -17,6 +17,7 @@ from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates
 from offramp_operator.kube.pools import in_pools, in_words_of
 from offramp_operator.kube.scaling import Scalers, scalers, scaling
+from offramp_operator.kube.shared.holders import holders
 
 SCALER_GONE_SECONDS = 60.0  # a user's autoscaler that is replaced must not cost workers in between
 
@@ -31,6 +32,8 @@ class FleetReader:
 
     def endpoints(self, service: Service, memory: Memory) -> tuple[WorkerEndpoint, ...]:
         """Every worker, those on trial included, and one more that stands for what keeps workers from being made."""
+        if service.spec.shared_pool:
+            return holders(self._cache, service)
         found: tuple[WorkerEndpoint, ...] = ()
         made = {manifests.workers_name(each): each for each in in_pools(service)}
         for deployment in self._cache.owned(DEPLOYMENT, service.uid):

@@ -16,6 +16,7 @@ from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import CLASS_LABEL, DEPLOYMENT, SERVICE, TEMPLATE_ANNOTATION, Object
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.pools import in_pools
+from offramp_operator.kube.shared.members import mark_of
 from offramp_operator.kube.trim import content
 from offramp_operator.kube.turns import TurnKeeper, administrators_image, member
 from offramp_operator.shell.platform import ServiceKey
@@ -45,6 +46,8 @@ class Templates:
     def wanted(self, service: Service, memory: Memory, *, trial: bool) -> str | None:
         """Digest of the pods that the main Deployment, or that of the trial, should have now: those it has, while the
         service's class cannot be used."""
+        if service.spec.shared_pool:
+            return mark_of(service)
         if memory.class_trouble is not None:
             return self._deployed(service, trial=trial)
         kept = memory.kept.get(service.spec.in_pool)

@@ -81,6 +81,9 @@ class Workers:
         try:
             await self._trainings.end_unwanted(service)
             await self._children.ensure(memory, NETWORK_SERVICE, manifests.network_service(service))
+            if service.spec.shared_pool:  # everything else is the pool's
+                memory.problem = None
+                return
             await self._children.ensure(memory, DISRUPTION_BUDGET, manifests.disruption_budget(service))
             await self._ensure_network_policy(memory, service)
             await self._ensure_digests(memory, service)

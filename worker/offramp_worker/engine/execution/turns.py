@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offramp_core.sharing import Claim, Shares, next_turn
@@ -39,6 +39,12 @@ class SharedExecutor:
     def turn(self, name: str) -> SharedTurn:
         """What the engine of this name takes before it runs anything."""
         return SharedTurn(self, name)
+
+    def add(self, name: str, weight: float) -> None:
+        """One engine more, or another share for one."""
+        with self._lock:
+            self._shares = replace(self._shares, weights={**self._shares.weights, name: weight})
+            self.seconds.setdefault(name, 0.0)
 
     def longest_batch(self, name: str) -> float:
         """Seconds that a batch of this engine, which has the turn, may take."""

@@ -1,0 +1,286 @@
+"""One pass over one pool: see its workers, decide once, and act so that nobody is without a service on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from offramp_core.control.objects import Condition
+from offramp_core.control.shared_pool import SharedPoolStatus
+from offramp_core.errors import InvalidArgumentError, InvalidSpecError
+from offramp_core.protocol import HeldModels, ModelList
+from offramp_core.reasons import AnyReason, ConditionType, Reason
+from offramp_operator.kube import manifests as service_manifests
+from offramp_operator.kube.cache import ObjectCache
+from offramp_operator.kube.client import ApiError, KubeClient, Lane
+from offramp_operator.kube.kinds import (
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    FIELD_MANAGER,
+    NETWORK_POLICY,
+    POD,
+    WORKER_POOL,
+    Object,
+    uid_of,
+)
+from offramp_operator.kube.managed import ObjectKey
+from offramp_operator.kube.manifests import WorkerSettings
+from offramp_operator.kube.platform.children import Children, NameTakenError, version_text
+from offramp_operator.kube.platform.classes import Classes
+from offramp_operator.kube.platform.memory import Memory
+from offramp_operator.kube.shared import manifests
+from offramp_operator.kube.shared.calls import Calls
+from offramp_operator.kube.shared.holders import pods_of
+from offramp_operator.kube.shared.members import members
+from offramp_operator.kube.shared.plan import PodOfPool, PoolPlan, PoolView, plan_pool
+from offramp_operator.kube.shared.pool import SharedPool
+from offramp_operator.shell.log import log_event
+from offramp_operator.shell.manifests import status_from_manifest, status_json
+from offramp_operator.shell.platform import ConflictError
+from offramp_operator.shell.signing import SigningKey
+
+MOVING_SECONDS, QUIET_SECONDS = 1.0, 10.0  # between two passes
+CONFLICT_SECONDS = 0.2
+DRAIN_SECONDS = 10.0  # after a service's requests have ceased to be sent to a worker, before it leaves there
+SHRINK_SECONDS = 600.0  # fewer workers must have done for so long before one goes
+RATE_SECONDS = 60.0  # half-life of what a service is measured to need
+COST = "controller.kubernetes.io/pod-deletion-cost"
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of one pool between passes; all of it can be lost."""
+
+    memory: Memory
+    #: Time, by each worker's clock, and busy seconds at the last answer, by worker and service.
+    work: dict[tuple[str, str], tuple[str, float, float]] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
+    #: Since when requests are not sent any more, by worker and service.
+    unrouted: dict[tuple[str, str], float] = field(default_factory=dict)
+    #: Since when fewer workers would do.
+    spare_since: float | None = None
+    #: The list that each worker took last.
+    delivered: dict[str, tuple[str, ModelList]] = field(default_factory=dict)
+
+
+class PoolReconciler:
+    """Runs passes over pools."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cache: ObjectCache,
+        key: SigningKey,
+        *,
+        workers: WorkerSettings,
+        calls: Calls,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._cache, self._key, self._settings = client, cache, key, workers
+        self._children, self._classes, self._calls = Children(client, cache), Classes(cache), calls
+        self._clock, self._monotonic = clock, monotonic
+        self._known: dict[ObjectKey, _Known] = {}
+
+    async def reconcile(self, key: ObjectKey) -> float | None:
+        """Seconds until the next pass; None for a pool that is gone."""
+        obj = self._cache.get(WORKER_POOL, key.namespace, key.name)
+        if obj is None or obj["metadata"].get("deletionTimestamp"):
+            self._known.pop(key, None)
+            return None
+        if key not in self._known or self._known[key].memory.uid != uid_of(obj):
+            self._known[key] = _Known(Memory(uid_of(obj)))
+        try:
+            pool = SharedPool.of(obj)
+        except (InvalidSpecError, InvalidArgumentError) as error:
+            await self._report(obj, Condition(ConditionType.READY, "False", Reason.INVALID_SPEC, str(error)))
+            return None
+        try:
+            return await self._pass(pool, obj, self._known[key])
+        except ConflictError as conflict:
+            log_event("conflict", f"{key}: {conflict}; trying again", level=logging.DEBUG)
+            return CONFLICT_SECONDS
+
+    async def _pass(self, pool: SharedPool, obj: Object, known: _Known) -> float:
+        pods = await self._pods(pool)
+        self._measure(pool, pods, known)
+        view = self._view(pool, pods, known)
+        plan = plan_pool(view, self._clock())
+        trouble = await self._ensure_workers(pool, plan, known)
+        if trouble is not None:
+            view = replace(view, trouble=trouble)
+            plan = plan_pool(view, self._clock())
+        await self._write(obj, plan.status)  # before anybody is told: an older leader's lists are refused from then on
+        known.spare_since = self._spare_since(view, plan, known)
+        await self._route(pool, plan, known)
+        moving = await self._tell(pool, pods, plan, known)
+        ready = plan.status.conditions[0].status == "True"
+        return QUIET_SECONDS if ready and not moving else MOVING_SECONDS
+
+    # --- seeing ------------------------------------------------------------------------------------
+
+    async def _pods(self, pool: SharedPool) -> list[PodOfPool]:
+        """The workers, and what they say. Those that end are left alone: their clients are told by Kubernetes."""
+        found = [pod for pod in pods_of(self._cache, pool.uid).values() if not pod.ending]
+        urls = {pod.uid: pod.admin_url for pod in found if pod.admin_url is not None}
+        held = await self._calls.ask(urls, self._key.admin_token(pool.uid))
+        return [
+            PodOfPool(p.name, p.uid, p.current, p.ready, p.admin_url, _in_words(p.failure), held.get(p.uid))
+            for p in sorted(found, key=lambda pod: pod.name)
+        ]
+
+    def _measure(self, pool: SharedPool, pods: list[PodOfPool], known: _Known) -> None:
+        """Seconds of an executor a second that each service takes, over a minute or so."""
+        names = {service.uid: service.name for service in pool.status.services}
+        sums: dict[str, float] = {}
+        seen, seconds = {}, QUIET_SECONDS
+        for pod in pods:
+            for model in pod.held.models if pod.held is not None else ():
+                assert pod.held is not None
+                place, now = (pod.uid, model.service_uid), (pod.held.boot_id, pod.held.now, model.busy_seconds)
+                last = known.work.get(place, now)
+                if last[0] == now[0] and now[1] > last[1] and (name := names.get(model.service_uid)):
+                    seconds = now[1] - last[1]
+                    sums[name] = sums.get(name, 0.0) + max(0.0, now[2] - last[2]) / seconds
+                seen[place] = now
+        known.work = seen
+        weight = 1 - 0.5 ** (seconds / RATE_SECONDS)
+        for name, busy in sums.items():
+            before = known.busy.get(name, 0.0)
+            known.busy[name] = before + weight * (busy - before)
+
+    def _view(self, pool: SharedPool, pods: list[PodOfPool], known: _Known) -> PoolView:
+        found, now = members(self._cache, pool), self._monotonic()
+        enough = known.spare_since is not None and now - known.spare_since >= SHRINK_SECONDS
+        return PoolView(
+            pool=pool,
+            members=found,
+            pods=pods,
+            busy=known.busy,
+            drained={place for place, since in known.unrouted.items() if now - since >= DRAIN_SECONDS},
+            fewest=0 if enough else pool.status.slots,
+            placed={member.name: member.placed(self._key) for member in found},
+        )
+
+    def _spare_since(self, view: PoolView, plan: PoolPlan, known: _Known) -> float | None:
+        """Since when fewer workers would do than there are."""
+        if plan_pool(replace(view, fewest=0), 0.0).status.slots >= plan.status.slots:
+            return None
+        return self._monotonic() if known.spare_since is None else known.spare_since
+
+    # --- acting ------------------------------------------------------------------------------------
+
+    async def _ensure_workers(self, pool: SharedPool, plan: PoolPlan, known: _Known) -> Condition | None:
+        """Bring Deployment and what stands beside it to the spec; what keeps them from it otherwise."""
+        memory = known.memory
+        made = pool.made_of(self._classes.applied(pool.as_service, memory))
+        if memory.class_trouble is not None:  # the workers that there are stay
+            return _not_ready(memory.class_trouble.reason, memory.class_trouble.message)
+        found = memory.worker_class
+        settings = (
+            self._settings
+            if found is None
+            else replace(
+                self._settings, image=found.image or self._settings.image, service_account=found.service_account
+            )
+        )
+        identity = self._key.identity(pool.uid)
+        try:
+            policy = manifests.network_policy(made, settings)
+            if policy is not None:
+                await self._children.ensure(memory, NETWORK_POLICY, policy)
+            await self._children.ensure(memory, DISRUPTION_BUDGET, manifests.disruption_budget(made))
+            body = manifests.deployment(made, identity, settings, replicas=plan.status.slots)
+            await self._children.ensure(memory, DEPLOYMENT, body)
+        except NameTakenError as error:
+            return _not_ready(Reason.NAME_TAKEN, str(error))
+        except ApiError as error:
+            return _not_ready(Reason.REFUSED, error.message)
+        return None
+
+    async def _write(self, obj: Object, status: SharedPoolStatus) -> None:
+        if status_from_manifest(SharedPoolStatus, obj) == status:
+            return
+        meta = obj["metadata"]
+        body = {
+            "apiVersion": WORKER_POOL.api_version,
+            "kind": WORKER_POOL.name,
+            "metadata": {n: meta[n] for n in ("name", "namespace", "uid")} | {"resourceVersion": version_text(obj)},
+            "status": status_json(status),
+        }
+        await self._children.swap(WORKER_POOL, body, subresource="status", lane=Lane.STATUSES)
+
+    async def _report(self, obj: Object, condition: Condition) -> None:
+        """Say what is wrong with a spec; the workers stay as they are."""
+        before = status_from_manifest(SharedPoolStatus, obj)
+        now = self._clock()
+        known = next((c for c in before.conditions if c.status == condition.status), None)
+        since = known.last_transition_at if known is not None else now
+        generation = int(obj["metadata"].get("generation", 1))
+        condition = replace(condition, observed_generation=generation, last_transition_at=since)
+        await self._write(obj, replace(before, observed_generation=generation, conditions=(condition,)))
+
+    async def _route(self, pool: SharedPool, plan: PoolPlan, known: _Known) -> None:
+        """Have requests sent to who serves, by the labels that the Services of services select."""
+        uids = {service.name: service.uid for service in plan.status.services}
+        workers = {worker.uid: worker for worker in plan.status.workers}
+        now, unrouted = self._monotonic(), dict[tuple[str, str], float]()
+        for uid, order in plan.orders.items():
+            wanted = {service_manifests.holds_label(name): uids[name] for name in order.routed}
+            unrouted |= {
+                (uid, name): known.unrouted.get((uid, name), now) for name in order.holds if name not in order.routed
+            }
+            pod = self._cache.get(POD, pool.namespace, workers[uid].name)
+            if pod is not None and uid_of(pod) == uid:
+                await self._label(pod, wanted, cost=_cost(plan, uid))
+        known.unrouted = unrouted
+
+    async def _label(self, pod: Object, wanted: Mapping[str, str], *, cost: str) -> None:
+        labels, notes = pod["metadata"].get("labels") or {}, pod["metadata"].get("annotations") or {}
+        ours = {name: value for name, value in labels.items() if name.startswith(service_manifests.holds_label(""))}
+        if ours == wanted and notes.get(COST, "0") == cost:
+            return
+        changed: dict[str, str | None] = {**dict.fromkeys(ours), **wanted}
+        meta = {"uid": uid_of(pod), "labels": changed, "annotations": {COST: cost}}
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        written = await self._client.merge(POD, namespace, name, {"metadata": meta}, manager=FIELD_MANAGER)
+        self._cache.put(POD, written)
+
+    async def _tell(self, pool: SharedPool, pods: list[PodOfPool], plan: PoolPlan, known: _Known) -> bool:
+        """Hand out lists that are not in force; whether anybody lacks his."""
+        token, lacking = self._key.admin_token(pool.uid), []
+        for pod in pods:
+            wanted = plan.lists[pod.uid]
+            boot = pod.held.boot_id if pod.held is not None else ""
+            in_force = pod.held is not None and known.delivered.get(pod.uid) == (boot, wanted)
+            if pod.url is not None and not in_force:
+                lacking.append((pod, wanted))
+        signed = [self._key.sign(wanted) for _, wanted in lacking]
+        answers: list[HeldModels | None] = await asyncio.gather(
+            *(self._calls.tell(p.uid, str(p.url), token, doc) for (p, _), doc in zip(lacking, signed, strict=True))
+        )
+        known.delivered = {uid: taken for uid, taken in known.delivered.items() if uid in plan.lists}
+        for (pod, wanted), answer in zip(lacking, answers, strict=True):
+            if answer is not None:
+                known.delivered[pod.uid] = (answer.boot_id, wanted)
+        return bool(lacking) or bool(known.unrouted)
+
+
+def _in_words(failure: str) -> str:
+    """What keeps a pod from running, with the pool's field for that of a service."""
+    return failure.replace("spec.model.uri", "spec.bundles.claimName")
+
+
+def _cost(plan: PoolPlan, uid: str) -> str:
+    """What Kubernetes takes away first: who has no place, then who has a successor."""
+    slot = plan.orders[uid].slot
+    if slot is None:
+        return "-2"
+    return "-1" if sum(order.slot == slot for order in plan.orders.values()) > 1 else "0"
+
+
+def _not_ready(reason: AnyReason, message: str) -> Condition:
+    return Condition(ConditionType.READY, "False", reason, message)
