@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,7 @@ def test_services_come_and_go_while_others_serve(claim: Path) -> None:
         assert held.bytes > 0
         worker.answer("b", x)
         assert worker.held()["uid-b"].busy_seconds > 0
+        assert 'service="service-b"' in worker.public.get("/metrics").text
         delivered = worker.deliver_to("b", document(plan_for(claim / "b"), service_uid="uid-b"))
         assert delivered.status_code == 200, delivered.text  # its plans are its own
 
@@ -144,33 +145,36 @@ def test_a_changed_bundle_takes_over_once_it_serves_and_a_broken_one_never_does(
         np.testing.assert_array_equal(worker.answer("a", x)["logits"], second)
 
 
-def test_what_cannot_be_served_is_told_and_costs_the_others_nothing(claim: Path) -> None:
+@pytest.fixture(scope="module")
+def running(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pooled]:
+    """A worker that was told to serve what is there and what is not."""
+    claim = Path(shutil.copytree(made, tmp_path_factory.mktemp("running") / "claim"))
     bundle(claim, "twin", seed=9, calls="a")
     with pooled(claim) as worker:
         worker.tell(placed("a"), placed("nowhere"))
-        assert "there is no bundle at 'nowhere'" in worker.until("uid-nowhere", "Failed").message
         eventually(worker.is_ready, what="readiness beside one that fails")
-        worker.tell(placed("a"), placed("twin"))
-        assert "another service's of this pool" in worker.until("uid-twin", "Failed").message
-        worker.answer("a", bundles.inputs(1))
+        yield worker
 
 
-def test_a_list_counts_only_from_the_operator_for_this_worker_and_if_it_is_no_older(claim: Path) -> None:
-    with pooled(claim) as worker:
-        worker.tell(placed("a"))
-        eventually(worker.is_ready, what="readiness")
-        good = ModelList("pool", "worker-1", 5, (placed("b"),))
-        for listed, key, reason in (
-            (good, Ed25519PrivateKey.generate(), "BadSignature"),
-            (replace(good, pool_uid="another"), KEY, "ForeignService"),
-            (replace(good, uid="worker-2"), KEY, "ForeignService"),
-            (replace(good, epoch=0), KEY, "StaleEpoch"),
-        ):
-            reply = worker.post(listed, key=key)
-            assert (reply.status_code, reply.json()["reason"]) == (409, reason)
-        without = httpx.get(worker.admin.base_url.join("/v1/models"))
-        assert without.status_code == 401
-        assert set(worker.held()) == {"uid-a"}
+def test_what_cannot_be_served_is_told_and_costs_the_others_nothing(running: Pooled) -> None:
+    running.tell(placed("a"), placed("nowhere"), placed("twin"))
+    assert "there is no bundle at 'nowhere'" in running.until("uid-nowhere", "Failed").message
+    assert "another service's of this pool" in running.until("uid-twin", "Failed", model="a").message
+    running.answer("a", bundles.inputs(1))
+
+
+def test_a_list_counts_only_from_the_operator_for_this_worker_and_if_it_is_no_older(running: Pooled) -> None:
+    good = ModelList("pool", "worker-1", 5, (placed("b"),))
+    for listed, key, reason in (
+        (good, Ed25519PrivateKey.generate(), "BadSignature"),
+        (replace(good, pool_uid="another"), KEY, "ForeignService"),
+        (replace(good, uid="worker-2"), KEY, "ForeignService"),
+        (replace(good, epoch=0), KEY, "StaleEpoch"),
+    ):
+        reply = running.post(listed, key=key)
+        assert (reply.status_code, reply.json()["reason"]) == (409, reason)
+    assert httpx.get(running.admin.base_url.join("/v1/models")).status_code == 401
+    assert "uid-b" not in running.held()
 
 
 def test_a_worker_that_starts_again_serves_what_it_was_told_with_nobody_telling_it(claim: Path) -> None:

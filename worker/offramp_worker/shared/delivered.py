@@ -52,7 +52,7 @@ class Delivered:
         self._epoch = 0
         self._wanted: dict[str, PlacedModel] = {}
         self._places: dict[str, _Place] = {}
-        self._listed = asyncio.Event()
+        self._listed, self._writing = asyncio.Event(), asyncio.Lock()
 
     async def start(self) -> None:
         """Returns once everything of the first list has been tried: from then on the worker is ready."""
@@ -60,7 +60,7 @@ class Delivered:
         document = self._memory.newest()
         if document is not None:
             try:
-                self.deliver(document)
+                await self.deliver(document)
             except PlanRefusedError as error:
                 log_event("remembered-list-refused", level="warning", reason=error.reason, message=str(error))
         await self._listed.wait()
@@ -68,7 +68,7 @@ class Delivered:
         self._repository.started = True
         log_event("models-loaded", loaded=[m.name for m in self._repository.models.values() if m.ready])
 
-    def deliver(self, document: SignedDocument) -> None:
+    async def deliver(self, document: SignedDocument) -> None:
         """Take a list; what it changes is done beside serving. The newest is taken again without effect.
 
         Raises
@@ -89,7 +89,10 @@ class Delivered:
             raise PlanRefusedError(
                 Reason.STALE_EPOCH, f"epoch {listed.epoch} is older than {self._epoch}, which is in force"
             )
-        self._memory.remember(document)
+        async with self._writing:
+            await asyncio.to_thread(self._memory.remember, document)
+        if listed.epoch < self._epoch:
+            return  # a newer one has overtaken it
         wanted = {model.service_uid: model for model in listed.models}
         changed = [uid for uid in {**wanted, **self._wanted} if wanted.get(uid) != self._wanted.get(uid)]
         self._epoch, self._wanted = listed.epoch, wanted

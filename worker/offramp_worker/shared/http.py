@@ -143,7 +143,7 @@ def _add_delivered(app: FastAPI, delivered: Delivered) -> None:
             document = parse_document(
                 await read_body(request.scope, request.receive, limit=MAX_LIST_BYTES), SignedDocument
             )
-            delivered.deliver(document)
+            await delivered.deliver(document)
         except BodyTooLargeError:
             return JSONResponse({"error": f"the document is larger than {MAX_LIST_BYTES} bytes"}, 413)
         except PlanRefusedError as error:

@@ -1,5 +1,5 @@
-"""What Prometheus reads of a worker with several models: each model's series with a label ``model``, and what tells of
-sharing."""
+"""What Prometheus reads of a worker with several models: each model's series with a label ``model``, in a pool with a
+label ``service`` too, and what tells of sharing."""
 
 from __future__ import annotations
 
@@ -82,17 +82,20 @@ class _Labelled(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for model in self._repository.models.values():
+            labels = {"model": model.name}
+            if self._repository.settings.pool is not None:  # as scraping names the service of a worker with one
+                labels["service"] = model.given.settings.service
             for family in model.doors.worker.metrics.registry.collect():
                 common = family.name.startswith(OF_PROCESS)
                 if common and family.name in families:
                     continue
                 shared = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                shared.samples += family.samples if common else [_with_model(s, model.name) for s in family.samples]
+                shared.samples += family.samples if common else [_labelled(s, labels) for s in family.samples]
         yield from families.values()
 
 
-def _with_model(sample: Sample, model: str) -> Sample:
-    return sample._replace(labels={"model": model, **sample.labels})
+def _labelled(sample: Sample, labels: dict[str, str]) -> Sample:
+    return sample._replace(labels={**labels, **sample.labels})
 
 
 def metrics_text(repository: Repository) -> bytes:

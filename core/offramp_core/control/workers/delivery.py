@@ -23,11 +23,13 @@ STALLING = frozenset(
         Reason.WORKER_CLASS_NOT_FOUND,
         Reason.WORKER_CLASS_CONTRADICTED,
         Reason.WORKER_CLASSES_UNREADABLE,
+        Reason.WORKER_POOL_NOT_FOUND,
+        Reason.NO_PLACE_IN_POOL,
         Reason.DIGEST_MISMATCH,
         Reason.ADDRESS_REFUSED,
         Reason.BUNDLE_TOO_LARGE,
     }
-)  # waiting will not help: the bundle itself is at fault, or somebody must make or change a class
+)  # waiting will not help: the bundle itself is at fault, or somebody must make or change a class or a pool
 PERCENT_STEP = 5  # a status that changed with every byte would be written with every pull
 
 

@@ -231,7 +231,9 @@ def _standing(view: PoolView, status: SharedPoolStatus) -> Condition:
         return Condition(ready, "False", Reason.MEMORY_TOO_SMALL, f"spec.memory is {memory} bytes; {need}")
     if failing := next((pod for pod in view.pods if pod.failure), None):
         return Condition(ready, "False", Reason.WORKER_FAILED, f"{failing.name}: {failing.failure}")
-    if lacking := [f"{service.name}: {service.message}" for service in status.services if service.message]:
+    failed = {s.name: s.message for worker in status.workers for s in worker.services if s.standing == "Failed"}
+    why = {service.name: service.message or failed.get(service.name, "") for service in status.services}
+    if lacking := [f"{name}: {message}" for name, message in why.items() if message]:
         return Condition(ready, "False", Reason.SERVICES_WITHOUT_PLACE, "; ".join(lacking)[:1000])
     wanted = {member.name: member.service.spec.replicas for member in view.members}
     waiting = [service.name for service in status.services if service.workers < wanted[service.name]]

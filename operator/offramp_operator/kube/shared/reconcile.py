@@ -117,8 +117,8 @@ class PoolReconciler:
         known.spare_since = self._spare_since(view, plan, known)
         await self._route(pool, plan, known)
         moving = await self._tell(pool, pods, plan, known)
-        ready = plan.status.conditions[0].status == "True"
-        return QUIET_SECONDS if ready and not moving else MOVING_SECONDS
+        moving |= any(held.standing == "Loading" for worker in plan.status.workers for held in worker.services)
+        return MOVING_SECONDS if moving or plan.status.conditions[0].reason == Reason.PLACING else QUIET_SECONDS
 
     # --- seeing ------------------------------------------------------------------------------------
 
