@@ -115,9 +115,19 @@ class Subject:
 class LoopbackWorker:
     """One worker process with an admin port of its own."""
 
-    def __init__(self, bundle: Path, *, settings: Mapping[str, str] | None = None, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        command: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
+    ) -> None:
         """``settings`` are further environment variables; ``command`` is a module that serves what they say, with its
-        arguments, in the place of ``offramp serve``."""
+        arguments, in the place of ``offramp serve``. ``within`` is a command that runs the rest of its line, in the
+        network that has the address ``host`` or with a share of a processor."""
+        self._host = host
         self._key = Ed25519PrivateKey.generate()
         public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".jsonl")  # noqa: SIM115 - lives as long as the worker
@@ -132,16 +142,23 @@ class LoopbackWorker:
             **(settings or {}),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *(command or ("offramp_cli", "serve", str(bundle), "--port", "0"))],
+            [
+                *within,
+                sys.executable,
+                "-m",
+                *(command or ("offramp_cli", "serve", str(bundle), "--port", "0", "--host", host)),
+            ],
             env=env,
             stderr=self._log,
         )
         self._epoch = 0
 
     def __enter__(self) -> LoopbackWorker:
-        self.url = f"http://127.0.0.1:{self._port('public')}"
+        self.url = f"http://{self._host}:{self._port('public')}"
         self._admin = httpx.Client(
-            base_url=f"http://127.0.0.1:{self._port('admin')}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30
+            base_url=f"http://{self._host}:{self._port('admin')}",
+            headers={"Authorization": f"Bearer {TOKEN}"},
+            timeout=30,
         )
         end = time.monotonic() + START_SECONDS
         while httpx.get(f"{self.url}/v2/health/ready", timeout=START_SECONDS).status_code != 200:

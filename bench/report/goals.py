@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bench.report import fleetplan, gpu, scale, serving, sharing, streams
+from bench.report import edge, fleetplan, gpu, scale, serving, sharing, streams
 from bench.report.results import MISSING, Goal, Results, percent, policy_row
 from offramp_core import binomial
 
@@ -369,5 +369,6 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     scale.goals,
     lambda results: list(gpu.goals(results)),
     sharing.goals,
+    edge.goals,
     lambda results: list(fleetplan.goals(results)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.report import fleetplan, generation, gpu, labels, scale, serving, sharing, streams
+from bench.report import edge, fleetplan, generation, gpu, labels, scale, serving, sharing, streams
 from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, holds, percent, policy_row, spread, table
@@ -54,6 +54,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         gpu.section(results),
         scale.section(results),
         sharing.section(results),
+        edge.section(results),
         fleetplan.section(results, links),
         _papers(results),
         _power(results),

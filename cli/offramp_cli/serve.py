@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offramp_cli.edge import CoreOption, EdgesOption, OfflineOption, ResidueOption, UplinkOption, edge_variables
 from offramp_cli.examples import with_examples
 from offramp_core.errors import InvalidArgumentError, OfframpError
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     "offramp serve digits=build/digits faces=build/faces --memory 500000000",
     "offramp serve --models models.json",
     "kubectl get rampconfig NAME -o json > plan.json && offramp serve bundle --plan plan.json",
+    "offramp serve bundle --edges --host 0.0.0.0",
+    "offramp serve bundle --plan plan.json --core http://core:8080 --offline Answer",
 )
 def serve(  # noqa: PLR0917 - options of a command
     bundles: Annotated[
@@ -53,15 +56,31 @@ def serve(  # noqa: PLR0917 - options of a command
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A certified RampConfig in JSON, to serve one bundle with.")
     ] = None,
+    core: CoreOption = None,
+    uplink: UplinkOption = None,
+    residue: ResidueOption = None,
+    offline: OfflineOption = None,
+    edges: EdgesOption = False,
 ) -> None:
     """Serve a bundle, or several, over the Open Inference Protocol v2.
 
     With --plan the exits of one plan are on. The worker audits a share of the requests and switches them off when
     answers differ more than the plan was certified for; nothing else watches or changes it.
 
+    With --core this is an edge box: what leaves at no exit of the plan here is answered by a worker that was started
+    with --edges.
+
     The OFFRAMP_ variables of the environment apply as well: with OFFRAMP_PUBLIC_KEY, OFFRAMP_TOKEN_SHA256 and
     OFFRAMP_SERVICE_UID the admin port opens and signed plans are taken.
     """
+    env = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
+    own = {"OFFRAMP_GRPC_PORT": grpc_port, "OFFRAMP_FIXED_PLAN": plan, "OFFRAMP_MODELS_BYTES": memory}
+    env |= {name: str(value) for name, value in own.items() if value is not None}
+    env |= edge_variables(core=core, uplink=uplink, residue=residue, offline=offline, edges=edges)
+    _run(env, bundles or [], file=models, several=models is not None or memory is not None)
+
+
+def _run(env: dict[str, str], given: list[str], *, file: Path | None, several: bool) -> None:
     # The serving stack is the optional part `worker`; the other commands must not need it.
     from offramp_worker.logs import route_library_logs
     from offramp_worker.main import EXECUTOR_LOST, run, run_models
@@ -69,15 +88,11 @@ def serve(  # noqa: PLR0917 - options of a command
     from offramp_worker.worker import ExecutorLostError
 
     route_library_logs()
-    env = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
-    own = {"OFFRAMP_GRPC_PORT": grpc_port, "OFFRAMP_FIXED_PLAN": plan, "OFFRAMP_MODELS_BYTES": memory}
-    env |= {name: str(value) for name, value in own.items() if value is not None}
-    given = bundles or []
     try:
-        if len(given) == 1 and models is None and memory is None and not _named(given[0])[0]:
+        if len(given) == 1 and not several and not _named(given[0])[0]:
             run(settings_from_env({**env, "OFFRAMP_BUNDLE": given[0]}), stay_up_broken=False)
         else:
-            run_models(_several(env, given, file=models), stay_up_broken=False)
+            run_models(_several(env, given, file=file), stay_up_broken=False)
     except OfframpError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXECUTOR_LOST if isinstance(error, ExecutorLostError) else 2) from None

@@ -16,7 +16,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from offramp_cli.edge import CoreOption, OfflineOption, ResidueOption, UplinkOption, edge_variables
 from offramp_cli.manifest import load_intent, notes
+from offramp_core.edge_settings import edge_settings
 from offramp_core.errors import OfframpError
 from offramp_core.reasons import Reason, Tone
 from offramp_operator.local.embedded import EmbeddedShell
@@ -57,28 +59,44 @@ def up(
             max=65535,
         ),
     ] = None,
+    core: CoreOption = None,
+    uplink: UplinkOption = None,
+    residue: ResidueOption = None,
+    offline: OfflineOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
 ) -> None:
     """Serve FILE on this machine: worker processes, one address, a web page, and the same control loop as in a cluster.
 
     FILE is applied again whenever it changes. Ctrl-C drains and stops; starting again with the same state folder
-    goes on where it stopped. Exit codes: 0 after a clean stop, 2 for a file, folder or port that cannot be used.
+    goes on where it stopped. With --core this machine is an edge box.
+
+    Exit codes: 0 after a clean stop, 2 for a file, folder or port that cannot be used.
     """
     try:
         intent = load_intent(file)
+        edge = edge_variables(core=core, uplink=uplink, residue=residue, offline=offline)
+        edge_settings(edge)  # refused here, before a worker would
         _log_events(sys.stdout, as_json=as_json)
         folder = StateFolder(state if state is not None else DEFAULT_STATE / intent.name)
         with folder.exclusive():
-            asyncio.run(_serve(file, folder, port, web_port, metrics_port))
+            asyncio.run(_serve(file, folder, edge=edge, port=port, web_port=web_port, metrics_port=metrics_port))
     except (OfframpError, OSError) as error:
         _fail(file, error)
 
 
-async def _serve(file: Path, folder: StateFolder, port: int, web_port: int | None, metrics_port: int | None) -> None:
+async def _serve(
+    file: Path,
+    folder: StateFolder,
+    *,
+    edge: dict[str, str],
+    port: int,
+    web_port: int | None,
+    metrics_port: int | None,
+) -> None:
     for note in notes(load_intent(file)):
         LOGGER.warning("%s", note, extra={"event": "ignored"})
     read = partial(load_intent, file, bundles=folder.bundles)
-    shell = EmbeddedShell(read, folder, port=port, web_port=web_port, metrics_port=metrics_port)
+    shell = EmbeddedShell(read, folder, port=port, web_port=web_port, metrics_port=metrics_port, edge=edge)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

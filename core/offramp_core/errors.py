@@ -5,7 +5,8 @@
     ├── InvalidRecordsError (ValueError)    a records file breaks its contract; names the array and the row
     ├── InvalidSpecError (ValueError)       a manifest breaks a rule; names the field
     ├── InvalidBundleError (ValueError)     an exit bundle is broken, tampered with or foreign; names the file
-    │   └── StoreUnreadableError            the ramp-set store gives no file; it may later
+    │   ├── StoreUnreadableError            the ramp-set store gives no file; it may later
+    │   └── OtherModelError                 the core of an edge serves another model, or takes no edges
     ├── PlanRefusedError (ValueError)       a worker cannot or must not run a plan; carries a machine-readable reason
     │   └── PlanPostponedError              it may run the plan later without being asked again
     ├── ModelRefusedError (ValueError)      `prepare` cannot attach exits to this model; says why
@@ -24,6 +25,10 @@
     ├── ExecutorLostError                   every run of an executor failed for too long; the process must begin again
     ├── OverloadedError                     a request was not taken: too many others wait
     │   └── UnableError                     a request was not taken, and repeating it here would not help
+    ├── CoreAwayError                       the core of an edge does not answer, or not now
+    ├── CoreRefusedError                    it answers, and does not take this request
+    ├── UnreadableReplyError                what it answers cannot be read
+    ├── EdgeRefusedError                    a core refuses a request of an edge, with a status
     ├── ClosedError                         a request for generation comes at a bad time; says when to come again
     ├── BadRequestError                     a request is malformed; names the field
     │   └── UnsupportedEncodingError        its Content-Encoding is not understood

@@ -59,7 +59,7 @@ class Bench:
         self._client = client
         self.fleet = self.make()
 
-    def make(self, *, grace_seconds: float = 10.0) -> Fleet:
+    def make(self, *, grace_seconds: float = 10.0, edge: Mapping[str, str] | None = None) -> Fleet:
         return Fleet(
             self.state,
             self.front,
@@ -67,6 +67,7 @@ class Bench:
             service="digits",
             command=STUB,
             grace_seconds=grace_seconds,  # type: ignore[arg-type]
+            edge=edge,
         )
 
     async def want(self, bundle: Path, replicas: int = 1, *, surge: bool = True, **changes: Any) -> None:
@@ -124,6 +125,21 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.slow
+def test_workers_of_an_edge_box_are_told_of_their_core(tmp_path: Path) -> None:
+    edge = {"OFFRAMP_CORE": "http://core:8080", "OFFRAMP_OFFLINE": "Answer"}
+
+    async def story() -> None:
+        async with bench(tmp_path) as made:
+            made.fleet = made.make(edge=edge)
+            await made.want(folder(tmp_path, "bundle"))
+            (worker,) = await made.ready(1)
+            env = json.loads((made.state.workers / worker.name / "environment.json").read_text())
+            assert edge.items() <= env.items()
+
+    run(story())
 
 
 @pytest.mark.slow

@@ -132,3 +132,21 @@ def test_up_refuses_a_wrong_field_with_exit_code_2_and_leaves_no_state(tmp_path:
     assert result.exit_code == 2
     assert "spec.model.uri" in result.stderr and "Kubernetes" in result.stderr
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--core", "http://core:8080", "--uplink", "0"], "OFFRAMP_UPLINK is '0'; it must be a rate above 0"),
+        (["--core", "core"], "OFFRAMP_CORE is 'core'; it must be the core's http://HOST:PORT"),
+        (["--offline", "Answer"], "OFFRAMP_OFFLINE is set and OFFRAMP_CORE is not"),
+    ],
+)
+def test_up_refuses_an_edge_that_cannot_work_before_a_worker_would(
+    tmp_path: Path, options: list[str], field: str
+) -> None:
+    path = write(tmp_path, GOOD)
+    result = CliRunner().invoke(app, ["up", str(path), "--state", str(tmp_path / "state"), *options])
+    assert result.exit_code == 2
+    assert field in result.stderr
+    assert not (tmp_path / "state").exists()

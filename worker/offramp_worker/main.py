@@ -24,6 +24,7 @@ from fastapi import FastAPI
 import offramp_worker
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.task import GENERATE, declared_task
+from offramp_worker.edge.door import EdgeDoor
 from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
@@ -136,9 +137,10 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     if settings.feedback_rows:
         front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
     inference, budget = Inference(worker, front), ByteBudget(settings.max_bodies_bytes)
+    app = public_app(worker, front)
     public, public_task = await listen(
         "public",
-        public_app(worker, front),
+        EdgeDoor(worker, front, app) if settings.takes_edges else app,
         settings.host,
         settings.port,
         protocol=connections(settings, budget=budget, inference=inference),

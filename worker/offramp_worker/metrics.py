@@ -37,6 +37,9 @@ UNITS: Mapping[str, str] = {
     "earlyexit_build_info": "",
     "earlyexit_cache_bytes": "bytes",
     "earlyexit_cache_requests_total": "requests",
+    "earlyexit_core_reachable": "",
+    "earlyexit_core_request_bytes_total": "bytes",
+    "earlyexit_core_request_duration_seconds": "seconds by requests",
     "earlyexit_control_plane_contact_timestamp_seconds": "seconds",
     "earlyexit_deadline_answers_total": "rows",
     "earlyexit_detector_limit": "audits",
@@ -48,8 +51,10 @@ UNITS: Mapping[str, str] = {
     "earlyexit_exits_total": "rows",
     "earlyexit_failed_batches_total": "batches",
     "earlyexit_feedback_total": "rows",
+    "earlyexit_forwarded_rows_total": "rows",
     "earlyexit_inflight": "rows",
     "earlyexit_late_requests_total": "requests",
+    "earlyexit_offline_answers_total": "rows",
     "earlyexit_plan_info": "",
     "earlyexit_plan_refusals_total": "documents",
     "earlyexit_queue_rows": "rows",
@@ -80,6 +85,7 @@ class Metrics:
         self._add_audits(own)
         self._add_times(own)
         self._add_others(own)
+        self._add_edge(own)
         self._add_state(own)
         self._begin()
 
@@ -192,6 +198,32 @@ class Metrics:
         self.feedback = lru_cache(maxsize=16)(self._feedback.labels)
         self.cache = lru_cache(maxsize=4)(self._cache.labels)
         self.plan_refusals = self._plan_refusals.labels
+
+    def _add_edge(self, own: Mapping[str, Any]) -> None:
+        self._forwarded = Counter(
+            "forwarded_rows",
+            "Rows that left at no exit of an edge, by what was sent of them (input or features), audits aside.",
+            ("sent",),
+            **own,
+        )
+        self._offline_answers = Counter(
+            "offline_answers",
+            "Rows answered by the last exit of an edge because its core did not answer; they are no exits.",
+            ("ramp", "arm"),
+            **own,
+        )
+        self.core_seconds = Histogram(
+            "core_request_duration_seconds",
+            "Time until an edge had an answer of its core: the network, and the core's computing.",
+            buckets=SECONDS,
+            **own,
+        )
+        self.core_bytes = Counter("core_request_bytes", "Bytes of answered requests of an edge to its core.", **own)
+        self.core_reachable = Gauge(
+            "core_reachable", "1 while the core of an edge answers; 0 of a worker that is no edge.", **own
+        )
+        self.forwarded = lru_cache(maxsize=2)(self._forwarded.labels)
+        self.offline_answers = lru_cache(maxsize=64)(self._offline_answers.labels)
 
     def _add_state(self, own: Mapping[str, Any]) -> None:
         self.cache_bytes = Gauge("cache_bytes", "What cached answers take, by estimate; 0 without a cache.", **own)

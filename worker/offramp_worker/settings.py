@@ -24,6 +24,8 @@ asks for it; at most so many bytes (64 MiB) |
 | OFFRAMP_LATENCY_SECONDS | latency objective: batches adapt to it, and what cannot meet it is refused |
 | OFFRAMP_BATCHING | how batches form: offramp (default), tf-serving, clockwork, none |
 | OFFRAMP_CACHE_BYTES | memory for answers to inputs seen before; 0 (default) is off |
+| OFFRAMP_CORE, OFFRAMP_UPLINK, OFFRAMP_RESIDUE, OFFRAMP_OFFLINE, OFFRAMP_EDGES | edge and core: see
+:mod:`offramp_core.edge_settings` |
 | OTEL_TRACES_EXPORTER | none (default), or otlp: spans of requests, to where the other OTEL_* variables say |
 | OFFRAMP_DEADLINE_ANSWERS | who gets the best answer so far instead of a late one: on-request (default), always |
 """
@@ -41,6 +43,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offramp_core.batching import BATCHING
+from offramp_core.edge_settings import EdgeSettings, edge_settings, takes_edges
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.processors import within_quota
 
@@ -85,6 +88,10 @@ class Settings:
     cache_bytes: int = 0
     always_in_time: bool = False
     tracing: str = "none"
+    #: Of an edge; None for any other worker.
+    edge: EdgeSettings | None = None
+    #: Whether it is a core, which takes what edges send.
+    takes_edges: bool = False
     max_queue_rows: int = 1024
     max_body_bytes: int = 64 * 1024 * 1024
     max_bodies_bytes: int = 128 * 1024 * 1024  # of all requests together
@@ -136,6 +143,8 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         cache_bytes=integer_from(env, "OFFRAMP_CACHE_BYTES", 0, high=MAX_CACHE_BYTES),
         always_in_time=_always_in_time(env),
         tracing=_choice(env, "OTEL_TRACES_EXPORTER", TRACING),
+        edge=edge_settings(env),
+        takes_edges=takes_edges(env),
     )
     _check_batching(settings)
     _check_control_plane(settings)

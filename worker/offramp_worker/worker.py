@@ -13,6 +13,8 @@ from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import Bundle, load_bundle, row_bytes
+from offramp_worker.edge.forwarding import Edge
+from offramp_worker.edge.link import Link
 from offramp_worker.engine.accounts.captures import Captures
 from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.engine import Engine
@@ -70,6 +72,7 @@ class InferenceWorker:
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
         self.engine: Engine | None = None
         self._loaded: Engine | None = None  # one that waits for its fixed plan
+        self._link: Link | None = None
         self.plans: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
@@ -111,9 +114,10 @@ class InferenceWorker:
             self._refuse(error)
             raise
         return_memory()
+        edge = self._edge(bundle)
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
-        return Engine(
+        engine = Engine(
             bundle,
             sessions,
             self._options(bundle),
@@ -123,7 +127,25 @@ class InferenceWorker:
             captures=self._captures(bundle),
             lost=self._give_up,
             turn=self._turn,
+            edge=edge,
         )
+        if edge is not None:
+            edge.link.watch(engine.wake)
+        return engine
+
+    def _edge(self, bundle: Bundle) -> Edge | None:
+        """The core of an edge, met if it is there."""
+        given = self.settings.edge
+        if given is None:
+            return None
+        self._link = Link(given, bundle, metrics=self.metrics)
+        try:
+            self._link.open()
+        except InvalidBundleError as error:
+            self._link.close()
+            self._refuse(error)
+            raise
+        return Edge(self._link, given.residue, given.offline)
 
     def _take_plans(self, engine: Engine) -> None:
         """Open the desk where plans arrive, and take the file's."""
@@ -223,6 +245,8 @@ class InferenceWorker:
                 log_event("audits-abandoned", level="warning")
             if self.engine.captures is not None:
                 self.engine.captures.close()
+        if self._link is not None:
+            self._link.close()
         self.marker.close()
         self.memory.close()
 

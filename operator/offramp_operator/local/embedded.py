@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -53,6 +53,8 @@ class EmbeddedShell:
     metrics_port : int, optional
         Where the control loop's metrics are shown on loopback, and ``/targets`` tells Prometheus of the workers; None
         opens nothing.
+    edge : mapping, optional
+        What workers are told, as variables, that are edges of a core.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class EmbeddedShell:
         metrics_port: int | None = None,
         worker_command: Sequence[str] = WORKER_COMMAND,
         grace_seconds: float = TERMINATION_SECONDS,
+        edge: Mapping[str, str] | None = None,
     ) -> None:
         self._read_intent = read_intent
         self._state = state
@@ -82,6 +85,7 @@ class EmbeddedShell:
             command=worker_command,
             on_change=self._woken.set,
             grace_seconds=grace_seconds,
+            edge=edge,
         )
         self._observer = Observer()
         self._trainer = Trainer(state, changed=self._woken.set)

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -46,10 +46,12 @@ class Fleet:
         command: Sequence[str] = WORKER_COMMAND,
         on_change: Callable[[], None] = lambda: None,
         grace_seconds: float = TERMINATION_SECONDS,
+        edge: Mapping[str, str] | None = None,
     ) -> None:
+        """``edge``: what workers are told, as variables, that are edges of a core."""
         self._state, self._front, self._client = state, front, client
         self._service, self._command, self._on_change = service, command, on_change
-        self._grace = grace_seconds
+        self._grace, self._edge = grace_seconds, edge or {}
         self._kept, self._next_number, self._templates = _load(state)
         self._workers: list[WorkerProcess] = []
         self._wanted: WorkerTemplate | None = None
@@ -190,6 +192,7 @@ class Fleet:
             command=self._command,
             client=self._client,
             changed=self._woken.set,
+            edge=self._edge,
         )
 
     def _new_record(self, template: WorkerTemplate) -> WorkerRecord:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ class WorkerSurroundings:
     command: Sequence[str]
     client: httpx.AsyncClient
     changed: Callable[[], None]
+    #: Variables of workers that are edges of a core.
+    edge: Mapping[str, str] = field(default_factory=dict)
 
 
 class WorkerProcess:
@@ -229,6 +231,7 @@ class WorkerProcess:
             **({"OFFRAMP_LATENCY_SECONDS": f"{template.latency_seconds:.6g}"} if template.latency_seconds else {}),
             **({"OFFRAMP_MODEL_DIGEST": template.model_digest} if template.model_digest else {}),
             **dict(template.options),
+            **around.edge,
         }
 
     # --- health ------------------------------------------------------------------------------------

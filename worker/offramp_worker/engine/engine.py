@@ -29,6 +29,8 @@ from offramp_core.reasons import RequestOutcome
 from offramp_core.sharing import QUANTUM_SECONDS, SURPLUS_SECONDS, Claim
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
+from offramp_worker.edge.desk import EdgeDesk
+from offramp_worker.edge.forwarding import Edge, Forwarding
 from offramp_worker.engine.accounts.accounts import Accounts
 from offramp_worker.engine.accounts.audits import AuditDesk
 from offramp_worker.engine.accounts.captures import Captures
@@ -85,9 +87,11 @@ class Engine:
         captures: Captures | None = None,
         lost: Callable[[str], None] = lambda _: None,
         turn: SharedTurn | None = None,
+        edge: Edge | None = None,
     ) -> None:
         """``captures`` keeps inputs that may train other heads. ``lost`` is called, from another thread, once the
-        executor has failed for so long that only a new process may help. ``turn``: where engines share an executor."""
+        executor has failed for so long that only a new process may help. ``turn``: where engines share an executor.
+        ``edge``: the core that answers what leaves at no exit here."""
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
         self.task, self.outputs, self.max_rows = bundle.task, bundle.manifest.output_names, options.max_queue_rows
         self.sets = HeldSets(bundle, sessions, store=options.ramp_set_store)
@@ -103,15 +107,7 @@ class Engine:
             crashed_epoch=marker.crashed_epoch,
         )
         self.accounts = _accounts(self, objective=options.latency_seconds)
-        self._desk = AuditDesk(
-            task=self.task,
-            sets=lambda: self.sets.held,
-            judge=self.accounts.judge,
-            spend=self.accounts.spend,
-            clock=clock,
-            join=partial(pad_rows, spec=bundle.manifest.inputs[0]),
-            captures=captures,
-        )
+        self._desk = _desk(self, captures, edge)
         self._followers = _followers(self, options.cache_bytes, deliver) if options.cache_bytes else None
         self._replies = Replies(
             bundle,
@@ -121,6 +117,7 @@ class Engine:
             deliver=deliver,
             clock=clock,
         )
+        self._forwarding = None if edge is None else _forwarding(self, edge, options)
         self._deadlines = Deadlines(everyones=options.everyones_deadline, clock=clock)
         self._executor = Executor(self.sets, deadlines=self._deadlines)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
@@ -129,15 +126,7 @@ class Engine:
         self._batches, self.pace = 0, 0.0
         self._abandon_audits = False
         self._thread = _thread(self, turn)
-        self._utility = self._show()
-
-    def _show(self) -> RampUtility:
-        """What Prometheus asks for when it scrapes."""
-        utility = RampUtility(self.counters, self.bundle)
-        self.metrics.audit_backlog.set_function(lambda: len(self._desk))
-        self.metrics.registry.register(utility)
-        self.metrics.registry.register(EngineState(self.arms, self._batcher))
-        return utility
+        self._utility = _show(self)
 
     # --- called from other threads --------------------------------------------------------------
 
@@ -249,6 +238,11 @@ class Engine:
             self._batcher.wake()
 
     @property
+    def at_edge(self) -> bool:
+        """Whether a core answers what leaves at no exit here."""
+        return self._forwarding is not None
+
+    @property
     def active(self) -> Active:
         """The document in force."""
         return self.arms.active
@@ -265,6 +259,10 @@ class Engine:
             if runtime is not None:
                 self._utility.know(runtime.plan)
         self.marker.forget_before(active.epoch)
+
+    def wake(self) -> None:
+        """There may be something to do between two batches."""
+        self._batcher.wake()
 
     def renew_lease(self) -> None:
         """The control plane is alive and can act: it delivered a document, or pulled and confirmed it."""
@@ -309,8 +307,8 @@ class Engine:
 
     @property
     def _audits_wait(self) -> bool:
-        """While the executor fails, an audit would be lost, and count against its plan."""
-        return bool(self.vitals.trouble) and not self._batcher.closed
+        """While the executor fails, an audit would be lost, and count against its plan. An edge's core runs them."""
+        return bool(self.vitals.trouble) and not self._batcher.closed and self._forwarding is None
 
     def _probe(self, rows: int) -> None:
         with self._turn:
@@ -321,7 +319,10 @@ class Engine:
         number = self._batches
         self._batches += 1
         runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
-        progress = Progress(self._clock(), set(range(len(batch))))
+        forwarding = self._forwarding
+        counts = forwarding is None or forwarding.draws
+        progress = Progress(self._clock(), set(range(len(batch))), counts=counts)
+        go_on = None if forwarding is None else partial(forwarding.take, batch, runtime, progress)
         if self._traced:
             for ticket, _ in batch.owners:
                 ticket.began_at, ticket.batch_rows = progress.began, len(batch)
@@ -329,7 +330,7 @@ class Engine:
         if canary:
             self.marker.enter(runtime.counter.epoch)
         try:
-            for leave in self._executor.run(batch, runtime):
+            for leave in self._executor.run(batch, runtime, go_on):
                 self._replies.answer(batch, runtime, leave, progress)
             self.accounts.count_batch(
                 batch,
@@ -360,6 +361,9 @@ class Engine:
         Every batch of the stable plan could have been held back but those with a deadline to keep.
         """
         runtime = self.arms.drawn(active, number)
+        if self._forwarding is not None:  # how long a batch takes there is no matter of exits alone
+            whole = runtime is active.stable and self._forwarding.at_once(batch, runtime)
+            return (active.off if whole else runtime), False
         if active.holdback is None or runtime is active.off or not self._deadlines.none_in(batch):
             return runtime, False
         return self.arms.held_back(active, runtime, number)
@@ -402,6 +406,46 @@ def _batcher(bundle: Bundle, options: EngineOptions, clock: Callable[[], float])
         clock=clock,
         join=partial(pad_rows, spec=spec),
         group=partial(rows_bucket, spec=spec) if spec.varies else None,
+    )
+
+
+def _show(engine: Engine) -> RampUtility:
+    """What Prometheus asks for when it scrapes."""
+    utility, metrics = RampUtility(engine.counters, engine.bundle), engine.metrics
+    metrics.audit_backlog.set_function(lambda: engine._desk.backlog)
+    metrics.registry.register(utility)
+    metrics.registry.register(EngineState(engine.arms, engine._batcher))
+    return utility
+
+
+def _desk(engine: Engine, captures: Captures | None, edge: Edge | None) -> AuditDesk:
+    spec = engine.bundle.manifest.inputs[0]
+    make: Callable[..., AuditDesk] = AuditDesk
+    if edge is not None:
+        batcher = engine._batcher
+        make = partial(EdgeDesk, edge.link, wake=batcher.wake, closing=lambda: batcher.closed, name=spec.name)
+    return make(
+        task=engine.task,
+        sets=lambda: engine.sets.held,
+        judge=engine.accounts.judge,
+        spend=engine.accounts.spend,
+        clock=engine._clock,
+        join=partial(pad_rows, spec=spec),
+        captures=captures,
+    )
+
+
+def _forwarding(engine: Engine, edge: Edge, options: EngineOptions) -> Forwarding:
+    assert isinstance(engine._desk, EdgeDesk)
+    return Forwarding(
+        edge,
+        engine._desk,
+        engine.bundle,
+        replies=engine._replies,
+        metrics=engine.metrics,
+        most_rows=options.max_queue_rows,
+        everyones=options.everyones_deadline,
+        clock=engine._clock,
     )
 
 

@@ -42,6 +42,9 @@ async def serve_generation(
     if settings.fixed_plan is not None or settings.model_name:
         name = "OFFRAMP_FIXED_PLAN" if settings.fixed_plan is not None else "OFFRAMP_MODEL_NAME"
         raise InvalidArgumentError(f"{name} is set; it is for models that classify, leave it out")
+    if settings.edge is not None or settings.takes_edges:
+        name = "OFFRAMP_CORE" if settings.edge is not None else "OFFRAMP_EDGES"
+        raise InvalidArgumentError(f"{name} is set; it is for models that classify, leave it out")
     loop, stop, hub = asyncio.get_running_loop(), asyncio.Event(), Hub(asyncio.get_running_loop())
     own = generation if generation is not None else generation_settings(os.environ)
     worker = GenerationWorker(settings, own, load=load, deliver=hub.deliver, on_lost=partial(tell, loop, stop))

@@ -151,6 +151,9 @@ class InferenceService(Methods):
         if ticket.expired:
             self._count(StatusCode.DEADLINE_EXCEEDED, context, ticket)
             await context.abort(StatusCode.DEADLINE_EXCEEDED, EXPIRED)
+        if ticket.unable:
+            self._count(StatusCode.UNAVAILABLE, context, ticket)
+            await context.abort(StatusCode.UNAVAILABLE, ticket.unable, ((PUSHBACK, "1000"),))
         if ticket.error is not None:
             self._count(StatusCode.INTERNAL, context, ticket)
             await context.abort(StatusCode.INTERNAL, ticket.error)

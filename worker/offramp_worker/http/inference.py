@@ -274,6 +274,8 @@ def _unknown(model: str, engine: Engine) -> str:
 def _finished(ticket: Ticket, request: InferRequest, *, model: str) -> Response:
     if ticket.expired:
         return Response(504, orjson.dumps({"error": EXPIRED}), [JSON_TYPE])
+    if ticket.unable:
+        return Response(503, orjson.dumps({"error": ticket.unable}), [JSON_TYPE, (b"retry-after", b"1")])
     if ticket.error is not None:
         return Response(500, orjson.dumps({"error": ticket.error}), [JSON_TYPE])
     body, header_length = response_body(ticket, request, model=model)

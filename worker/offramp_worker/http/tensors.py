@@ -319,6 +319,7 @@ def reply_parameters(ticket: Ticket) -> dict[str, str | int | bool]:
         "epoch": _joined(ticket.epochs),
         "audited": _joined(ticket.audited),
         **({"deadline": _joined(ticket.due)} if ticket.deadline < math.inf or any(ticket.due) else {}),
+        **({"offline": _joined(ticket.offline)} if any(ticket.offline) else {}),
     }
 
 

@@ -119,7 +119,7 @@ class ClassifierPlans(PlanTarget):
         seconds = stage_seconds(
             table, profile, stages, [[priced.index(j) for j in stage.ramps] for stage in stages[:-1]]
         )
-        carry_on = carries_on(plan.execution, profile)
+        carry_on = carries_on(plan.execution, profile) and not engine.at_edge  # there rows do not go on to the end
 
         def tests(ramps: Sequence[RampThreshold]) -> dict[int, ExitTest]:
             columns = {index[ramp.id]: float(ramp.threshold) for ramp in ramps if ramp.threshold > 0}

@@ -84,11 +84,15 @@ class Accounts:
         if runtime.breaker is not None:
             runtime.breaker.draw(drawn)
 
-    def measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, due: bool) -> None:
-        """Any rows were answered at one exit, for their deadline (``due``) or because they left there."""
+    def measure_replies(
+        self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, due: bool, offline: bool = False
+    ) -> None:
+        """Any rows were answered at one exit: for their deadline (``due``), because an edge's core did not answer
+        (``offline``), or because they left there."""
         n, arm = len(latencies), runtime.counter.arm
         self._metrics.rows(arm, RequestOutcome.OK).inc(n)
-        (self._metrics.deadline_answers if due else self._metrics.exits)(exit_name, arm).inc(n)
+        answers = self._metrics.offline_answers if offline else self._metrics.exits
+        (self._metrics.deadline_answers if due else answers)(exit_name, arm).inc(n)
         self._metrics.inflight.dec(n)
         observe = self._metrics.row_seconds(arm).observe
         for seconds in latencies:

@@ -23,6 +23,7 @@ from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.logs import log_event
 
 Array = npt.NDArray[Any]
+Scored = Sequence[tuple[HeldSet, Scores]]  # what the model and every column say of rows, by ramp set
 MAX_CHUNK = 32
 BACKLOG_LIMIT = 256
 ROWS_PER_STEP = 16
@@ -99,6 +100,12 @@ class AuditDesk:
         self._pressing = False
 
     def __len__(self) -> int:
+        """What there is to do."""
+        return len(self._backlog)
+
+    @property
+    def backlog(self) -> int:
+        """Audits that are not done."""
         return len(self._backlog)
 
     @property
@@ -116,13 +123,16 @@ class AuditDesk:
         grows."""
         n = min(len(self._backlog), MAX_CHUNK, 1 + len(self._backlog) // ROWS_PER_STEP)
         audits = [self._backlog.popleft() for _ in range(n)]
-        if not audits:
-            return
+        if audits:
+            self._try(audits)
+
+    def _try(self, audits: list[Audit], scored: Scored | None = None) -> None:
+        """Finish them all, by what was ``scored`` elsewhere or by running them here."""
         try:
-            self._finish(audits)
+            self._finish(audits, scored)
         except Exception as error:
             # One row may be at fault; the others must not pay for it.
-            log_event("audit-failed", level="error", rows=n, error=repr(error))
+            log_event("audit-failed", level="error", rows=len(audits), error=repr(error))
             for audit in audits:
                 self._finish_alone(audit)
 
@@ -150,10 +160,10 @@ class AuditDesk:
                 origins=[_origin(audit)],
             )
 
-    def _finish(self, audits: list[Audit]) -> None:
+    def _finish(self, audits: list[Audit], scored: Scored | None = None) -> None:
         began = self._clock()
         try:
-            reference = self._reference(audits)
+            reference = self._reference(audits, scored)
         finally:
             each = (self._clock() - began) / len(audits)  # of one pass, in which every row takes as long
             for audit in audits:
@@ -164,16 +174,16 @@ class AuditDesk:
             if audit.compare:
                 self._judge(audit.runtime, 1, int(error), audit.slices)
 
-    def _reference(self, audits: list[Audit]) -> Answers:
+    def _reference(self, audits: list[Audit], scored: Scored | None) -> Answers:
         """What the model says of each, in one pass that makes the records as well."""
-        scored = self._scored(self._join([audit.x[None] for audit in audits]))
+        scored = scored or self._scored(self._join([audit.x[None] for audit in audits]))
         reference = self._task.answers(scored[0][1].logits)
         kept = np.array([i for i, audit in enumerate(audits) if audit.record], dtype=np.intp)
         if len(kept):
             self._record(audits, kept, scored, reference)
         return reference
 
-    def _scored(self, x: Array) -> list[tuple[HeldSet, Scores]]:
+    def _scored(self, x: Array) -> Scored:
         """What the model and every column say of rows, by ramp set; the model says the same each time."""
         return [(held, held.sessions.tapped(x)) for held in self._sets()]
 
@@ -181,7 +191,7 @@ class AuditDesk:
         self,
         audits: list[Audit],
         kept: npt.NDArray[np.intp],
-        scored: Sequence[tuple[HeldSet, Scores]],
+        scored: Scored,
         reference: Answers,
     ) -> None:
         """A row in the ring of every ramp set, but for sets that an equal input has trained."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -75,6 +76,7 @@ class Leave(NamedTuple):  # and no dataclass: one is made for every answer, and 
     None, at the output.
 
     ``due`` says that their deadlines came: the ramp was not certain of them, but the deepest that they had reached.
+    ``offline`` says likewise that the core did not answer.
     ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output in results-only
     execution. The arrays are to be read before the next one is asked for: they may lie in buffers that are used again.
     """
@@ -84,6 +86,44 @@ class Leave(NamedTuple):  # and no dataclass: one is made for every answer, and 
     logits: FloatArray
     reference: FloatArray | None = None
     due: bool = False
+    offline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """Rows of a batch that no exit before the last stage has answered.
+
+    ``features`` [k, ...] is what that stage would read, to be read before the next batch runs. ``ramp`` is the last one
+    that they passed (None where there was none) and ``logits`` [k, C] what it says of them, which may be an answer for
+    some (``may_answer`` [k]).
+    """
+
+    rows: IndexArray
+    features: Any
+    ramp: int | None
+    logits: FloatArray
+    may_answer: BoolArray
+
+    def take(self, at: IndexArray) -> Onward:
+        """Some of them."""
+        if len(at) == len(self.rows):
+            return self
+        features = self.features[at] if isinstance(self.features, np.ndarray) else None
+        return Onward(self.rows[at], features, self.ramp, self.logits[at], self.may_answer[at])
+
+
+GoOn = Callable[[Onward], bool]  # takes rows that go on elsewhere; False where they are to go on here
+
+
+def whole(x: Array) -> Onward:
+    """A batch that no exit is tried with."""
+    n = len(x)
+    return Onward(_rows(n), x, None, np.empty((n, 0), dtype=np.float32), np.zeros(n, dtype=np.bool_))
+
+
+def among(sound: IndexArray, go_on: GoOn) -> GoOn:
+    """For a part of a batch, whose rows are ``sound`` there."""
+    return lambda onward: go_on(replace(onward, rows=sound[onward.rows]))
 
 
 def run_exact(stage: Runnable, x: Array) -> Iterator[Leave]:
@@ -140,31 +180,29 @@ def run_stages(
     deadlines: Deadlines | None = None,
     withheld: Sequence[int] = (),
     mixed: Mixed | None = None,
+    go_on: GoOn | None = None,
 ) -> Iterator[Leave]:
-    """Execute a batch.
+    """Execute the batch ``x`` (n, ...).
 
     Parameters
     ----------
     stages : sequence of Stage
         The last one runs to the output and has no ramps.
-    x : (n, ...)
-        The batch.
     tests : mapping
         Who leaves, by ramp index.
     may_leave : (n,) bool or None
         Rows that may exit early; None: all.
     regroups : Regrouping or None
-        Whether to drop the rows that left and go on with a smaller batch. A batch that all rows left ends. None is
-        results only: every row runs to the output, whether or not it was answered.
+        Whether to drop the rows that left and go on with a smaller batch, which ends when all have. None is results
+        only: every row runs to the output, whether or not it was answered.
     deadlines : Deadlines, optional
         Of the rows that have one.
     withheld : sequence of int
-        Classes that no exit answers: a row that would leave with one goes to the output, whatever later ramps say of
-        it.
-    mixed : MixedTests, optional
-        In the place of ``tests``, where rows differ in their tests.
+        Classes that no exit answers: a row that would leave with one goes to the output, whatever later ramps say.
+    mixed, go_on : optional
+        Tests in the place of ``tests``, where rows differ in them. Takes what the last stage would run, or not.
     """
-    batch = _Batch(len(x), may_leave, withheld)
+    batch, last = _Batch(len(x), may_leave, withheld), len(stages) - 2
     features, kept = x, None  # ``kept``: the rows of ``features`` that go on; None for all
     for number, stage in enumerate(stages[:-1]):
         features, heads = stage.run(features, x, kept)
@@ -179,6 +217,8 @@ def run_stages(
         due = deadlines.due(number, batch.carried) if deadlines is not None and stage.ramps else None
         if due is not None and (leave := batch.leave(due, stage.ramps[-1], np.asarray(heads[-1][0]))):
             yield leave._replace(due=True)
+        if go_on is not None and number == last and batch.waiting and go_on(batch.onward(features, stage, heads)):
+            return
         if regroups is None or batch.answered is None:
             continue
         if not batch.waiting:
@@ -228,6 +268,14 @@ class _Batch:
         may_leave[self.carried[held]] = False
         self._may_leave = may_leave
         return leaves & ~held
+
+    def onward(self, features: Any, stage: Runnable, heads: Sequence[HeadOutput]) -> Onward:
+        """The carried rows that still wait, of what a stage hands on and its heads say."""
+        at = _rows(len(self.carried)) if self.answered is None else np.flatnonzero(~self.answered)
+        rows = self.carried[at]
+        may_answer = np.ones(len(at), dtype=np.bool_) if self._may_leave is None else self._may_leave[rows]
+        passed = features[at] if isinstance(features, np.ndarray) and len(at) < len(features) else features
+        return Onward(rows.copy(), passed, stage.ramps[-1], np.asarray(heads[-1][0])[at].copy(), may_answer)
 
     def drop_answered(self) -> IndexArray:
         """Carry only the rows that still wait; where they are among those carried so far."""

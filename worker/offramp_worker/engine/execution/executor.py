@@ -12,7 +12,16 @@ import numpy.typing as npt
 from offramp_core.precision import EXACT
 from offramp_worker.engine.arms.arms import Runtime
 from offramp_worker.engine.arms.tiers import MixedTests
-from offramp_worker.engine.execution.execute import Leave, run_again, run_apart, run_exact, run_stages
+from offramp_worker.engine.execution.execute import (
+    GoOn,
+    Leave,
+    among,
+    run_again,
+    run_apart,
+    run_exact,
+    run_stages,
+    whole,
+)
 from offramp_worker.engine.execution.ramp_sets import HeldSets
 from offramp_worker.engine.execution.sessions import reproduces
 from offramp_worker.engine.execution.usual import UsualInputs
@@ -34,17 +43,18 @@ class Executor:
         self.exact_stage = sessions.exact_stage()
         self._bundle, self._usual, self._sets, self._deadlines = sets.own, sessions.usual, sets, deadlines
 
-    def run(self, batch: Batch, runtime: Runtime) -> Iterator[Leave]:
-        """Rows of a batch as they leave."""
+    def run(self, batch: Batch, runtime: Runtime, go_on: GoOn | None = None) -> Iterator[Leave]:
+        """Rows of a batch as they leave. ``go_on`` takes those that leave at no exit, where an edge has a core."""
         if runtime.exits_off:
-            return run_exact(self.exact_stage, batch.x)
+            sent = go_on is not None and go_on(whole(batch.x))
+            return iter(()) if sent else run_exact(self.exact_stage, batch.x)
         deadlines = self._deadlines.of(batch, runtime)
         may_leave = _may_leave(batch, runtime, self._usual)
         mixed = _mixed(batch, runtime)
         if runtime.plan.precision == EXACT:
-            return _run(runtime, batch.x, may_leave=may_leave, deadlines=deadlines, mixed=mixed)
+            return _run(runtime, batch.x, may_leave=may_leave, deadlines=deadlines, mixed=mixed, go_on=go_on)
         if may_leave is None:
-            leaves = _run(runtime, batch.x, may_leave=None, deadlines=deadlines, mixed=mixed)
+            leaves = _run(runtime, batch.x, may_leave=None, deadlines=deadlines, mixed=mixed, go_on=go_on)
             return self._withheld(batch.x, runtime, leaves)
         return run_apart(
             batch.x,
@@ -59,6 +69,7 @@ class Executor:
                     may_leave=None,
                     deadlines=None if deadlines is None else deadlines.of(may_leave),
                     mixed=None if mixed is None else mixed.take(may_leave),
+                    go_on=None if go_on is None else among(np.flatnonzero(may_leave), go_on),
                 ),
             ),
         )
@@ -107,6 +118,7 @@ def _run(
     may_leave: BoolArray | None,
     deadlines: BatchDeadlines | None,
     mixed: MixedTests | None,
+    go_on: GoOn | None,
 ) -> Iterator[Leave]:
     return run_stages(
         runtime.stages,
@@ -117,4 +129,5 @@ def _run(
         deadlines=deadlines,
         withheld=runtime.stopped_classes if runtime.plan.precision == EXACT else (),
         mixed=mixed,
+        go_on=go_on,
     )

@@ -23,6 +23,8 @@ class Progress:
 
     began: float
     open_rows: set[int]
+    #: Whether its rows count for the plan and are drawn for audit; never while an edge's core is out of reach.
+    counts: bool = True
     answer_seconds: float = 0.0  # summed over the rows answered
 
 
@@ -54,15 +56,17 @@ class Replies:
         else:
             scores, answers = task.exit_outputs(leave.logits), task.exit_answers(leave.logits)
         done, latencies, counted, drawn, to_audit = [], [], [], [], 0
+        counts = progress.counts and not leave.offline
         for k, i in enumerate(rows):
             ticket, row = batch.owners[i]
-            is_drawn = not batch.never_exit and ticket.draws[row] < runtime.audit_rate
+            is_drawn = counts and not batch.never_exit and ticket.draws[row] < runtime.audit_rate
             ticket.logits[row], ticket.labels[row] = scores[k], answers[k]
             ticket.exits[row], ticket.configs[row], ticket.arms[row] = exit_name, runtime.config, runtime.counter.arm
             is_audited = ticket.counted and (is_drawn or runtime.judges_itself)
             ticket.epochs[row], ticket.audited[row], ticket.due[row] = runtime.counter.epoch, is_audited, leave.due
+            ticket.offline[row] = leave.offline
             latencies.append(now - ticket.admitted)
-            if ticket.counted:
+            if ticket.counted and counts:
                 counted.append(latencies[-1])
                 to_audit += is_audited and not ticket.tier  # audits of tiers are counted apart
             if is_drawn:
@@ -85,7 +89,7 @@ class Replies:
                 self._audit(batch, runtime, i, compare=compare, record=True)
             if leave.reference is not None and runtime.judges_itself:
                 self._accounts.judge_carried(batch, runtime, leave.reference)
-        self._accounts.measure_replies(runtime, exit_name, latencies, due=leave.due)
+        self._accounts.measure_replies(runtime, exit_name, latencies, due=leave.due, offline=leave.offline)
 
     def fail(self, batch: Batch, runtime: Runtime, progress: Progress) -> None:
         """The rows not answered yet get an error; those that left before it keep their answers, and their audits."""
@@ -102,6 +106,21 @@ class Replies:
         for ticket in done:
             self.abandon(ticket)
         self._accounts.unanswered(len(progress.open_rows), RequestOutcome.FAILED, arm=runtime.counter.arm)
+        self._deliver(done)
+
+    def refuse(self, batch: Batch, runtime: Runtime, rows: Sequence[int], *, reason: str, expired: bool) -> None:
+        """The core does not answer these rows of a batch: their requests get a reason, or ran out of time."""
+        done = []
+        for i in rows:
+            ticket, _ = batch.owners[i]
+            ticket.unable, ticket.expired = ticket.unable or ("" if expired else reason), ticket.expired or expired
+            ticket.pending -= 1
+            if ticket.pending == 0:
+                done.append(ticket)
+        for ticket in done:
+            self.abandon(ticket)
+        outcome = RequestOutcome.EXPIRED if expired else RequestOutcome.REJECTED
+        self._accounts.unanswered(len(rows), outcome, arm=runtime.counter.arm)
         self._deliver(done)
 
     def give_up(self, tickets: Sequence[Ticket]) -> None:

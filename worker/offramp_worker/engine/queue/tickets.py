@@ -72,6 +72,10 @@ class Ticket:
     error: str | None = None
     deadline: float = math.inf
     due: list[bool] = field(default_factory=list)
+    #: Rows that the last exit of an edge answered because its core did not.
+    offline: list[bool] = field(default_factory=list)
+    #: Why nobody could answer it now.
+    unable: str = ""
     expired: bool = False
     cached: bool = False
     #: From 1 on; lower numbers run first.
@@ -119,6 +123,8 @@ class Ticket:
         """What became of it, once it is done."""
         if self.expired:
             return RequestOutcome.EXPIRED
+        if self.unable:
+            return RequestOutcome.REJECTED
         return RequestOutcome.OK if self.error is None else RequestOutcome.FAILED
 
     @property
@@ -145,8 +151,11 @@ class Ticket:
         same = all(name == runtime.config for name in self.configs)
         return (
             self.error is None
+            and not self.unable
+            and not self.expired
             and same
             and not any(self.due)
+            and not any(self.offline)
             and all(epoch == runtime.counter.epoch for epoch in self.epochs)
         )
 
@@ -188,6 +197,7 @@ def new_ticket(
         audited=[False] * n,
         deadline=now + deadline_seconds,
         due=[False] * n,
+        offline=[False] * n,
         priority=priority,
         expires=math.inf if timeout_seconds is None else now + timeout_seconds,
         slice_name=slice_name,

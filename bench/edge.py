@@ -1,0 +1,233 @@
+"""Edge and core over a narrow uplink: ``python -m bench.edge [NAME] [--rounds 5] [--rows 60] [--outage 60]``.
+
+The core runs in a network of its own behind a link of 1, 10 and 100 Mbit/s (a token bucket in each direction; the
+kernel's scheduler of delays is not needed: a bucket delays by bytes). The edge is here, as fast as the core, and with a
+quarter of a processor. One client asks for one row at a time. Arms take turns with the same rows:
+
+    edge     a worker on the box, with the plan, that computes everything
+    core     the core itself, over the uplink, with the same plan
+    split    an edge of that core (`--residue Auto`)
+
+Reported: mean latency of the split over the smaller of the other two, by round; the core's processor time by row
+against answering everything there, with exits and without; and what becomes of requests while the uplink is cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from bench.load import encode
+from bench.provenance import provenance
+from bench.served import Prepared, prepared
+from bench.subjects import SUBJECTS, make_subject
+from bench.uplink import THERE, NoNetworksError, Uplink, share_of_a_processor, uplink
+from bench.validate_simulator import LoopbackWorker
+from offramp_core.plan import Plan
+from offramp_worker.bundle.load import load_bundle
+
+OUT = Path("build/bench/edge.json")
+RATES_MBIT = (1.0, 10.0, 100.0)
+SHARES = (1.0, 0.25)  # of a processor, that the edge has
+OUTAGE_MBIT = 10.0
+WARM_UP, AUDIT_RATE = 60, 0.02
+AFTER_SECONDS = 5.0  # of an outage: the core is asked for once a second
+ANSWER_SECONDS = 30.0
+
+
+@dataclass
+class Asked:
+    """A client of one worker, which asks for one row at a time on one connection."""
+
+    worker: LoopbackWorker
+    made: Prepared
+    path: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._connection = http.client.HTTPConnection(self.worker.url.removeprefix("http://"), timeout=ANSWER_SECONDS)
+        self.path = f"/v2/models/{self.made.bundle.manifest.name}/infer"
+        self._name = self.made.bundle.manifest.inputs[0].name
+
+    def row(self, x: Any) -> tuple[float, int, Mapping[str, Any]]:
+        """Seconds, the status and what the reply says."""
+        body, length = encode(x, self._name)
+        headers = {"Inference-Header-Content-Length": str(length)}
+        began = time.perf_counter()
+        self._connection.request("POST", self.path, body, headers)
+        reply = self._connection.getresponse()
+        told = json.loads(reply.read())
+        return time.perf_counter() - began, reply.status, told
+
+
+def mean_seconds(asked: Asked, x: Any) -> float:
+    """Of rows (n, ...), one by one."""
+    return float(np.mean([asked.row(row[None])[0] for row in x]))
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Site:
+    """The core, and edges of it that are started by and by."""
+
+    def __init__(self, made: Prepared, plan: Plan, link: Uplink, stack: ExitStack) -> None:
+        self.made, self.plan, self.link = made, plan, link
+        worker = LoopbackWorker(made.bundle.path, host=THERE, within=link.within, settings={"OFFRAMP_EDGES": "true"})
+        self.core = stack.enter_context(worker)
+        self.core.put_in_force(plan, audit_rate=AUDIT_RATE)
+
+    def box(self, stack: ExitStack, within: Sequence[str], **settings: str) -> Asked:
+        """A worker on the box; with OFFRAMP_CORE an edge."""
+        worker = stack.enter_context(LoopbackWorker(self.made.bundle.path, within=within, settings=settings))
+        worker.put_in_force(self.plan, audit_rate=AUDIT_RATE)
+        return Asked(worker, self.made)
+
+    @property
+    def of_core(self) -> dict[str, str]:
+        return {"OFFRAMP_CORE": self.core.url}
+
+
+def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -> Iterator[dict[str, Any]]:
+    """By share of a processor and rate: the means of each round."""
+    for share in SHARES:
+        for rate in RATES_MBIT:
+            site.link.shape(rate)
+            with ExitStack() as stack:
+                within = stack.enter_context(share_of_a_processor(share))
+                arms = {
+                    "edge": site.box(stack, within),
+                    "core": Asked(site.core, site.made),
+                    "split": site.box(stack, within, **site.of_core),
+                }
+                for arm in arms.values():
+                    mean_seconds(arm, x[:WARM_UP])
+                means: dict[str, list[float]] = {name: [] for name in arms}
+                for number in range(rounds):
+                    begin = (WARM_UP + number * rows) % max(1, len(x) - rows)
+                    names = list(arms)[number % 3 :] + list(arms)[: number % 3]
+                    for name in names:
+                        means[name].append(mean_seconds(arms[name], x[begin : begin + rows]))
+            found = {"share": share, "mbit": rate, "ms": {n: 1e3 * float(np.mean(v)) for n, v in means.items()}}
+            best = np.minimum(means["edge"], means["core"])
+            ratios = np.array(means["split"]) / best
+            found["ratio"] = {
+                "median": float(np.median(ratios)),
+                "low": float(ratios.min()),
+                "high": float(ratios.max()),
+                "of_means": float(np.mean(means["split"]) / min(np.mean(means["edge"]), np.mean(means["core"]))),
+            }
+            console.print(found)
+            yield found
+
+
+def computing(site: Site, x: Any, *, console: Console) -> dict[str, Any]:
+    """The core's processor seconds by row: all of them there, without exits and with the plan; and as the core of an
+    edge that sends inputs, or features, of what leaves at no exit."""
+    site.link.shape(max(RATES_MBIT))
+    pid, found = site.core.pid, dict[str, Any]()
+    plans = {"exact": Plan(site.plan.backbone_digest, site.plan.ramp_set_digest), "plan": site.plan}
+    for name, plan in plans.items():
+        site.core.put_in_force(plan, audit_rate=AUDIT_RATE if plan.ramps else 0.0)
+        found[name] = _spent(Asked(site.core, site.made), pid, x)
+    for residue in ("Input", "Features"):
+        with ExitStack() as stack:
+            asked = site.box(stack, (), OFFRAMP_RESIDUE=residue, **site.of_core)
+            mean_seconds(asked, x[:WARM_UP])
+            found[residue] = _spent(asked, pid, x)
+    console.print(found)
+    return found
+
+
+def _spent(asked: Asked, pid: int, x: Any) -> dict[str, float]:
+    mean_seconds(asked, x[: WARM_UP // 2])
+    before, final = processor_seconds(pid), 0
+    for row in x:
+        final += asked.row(row[None])[2]["parameters"]["exit"] == "final"
+    return {"ms_by_row": 1e3 * (processor_seconds(pid) - before) / len(x), "final": final / len(x)}
+
+
+def outage(site: Site, x: Any, *, seconds: float, offline: str, console: Console) -> dict[str, Any]:
+    """The uplink is cut for so long while a client goes on asking."""
+    site.link.shape(OUTAGE_MBIT)
+    told: dict[str, int] = {"asked": 0, "answered": 0, "offline": 0, "refused": 0, "other": 0}
+    longest, sent_again = 0.0, None
+    with ExitStack() as stack:
+        settings = {"OFFRAMP_RESIDUE": "Input", "OFFRAMP_OFFLINE": offline, **site.of_core}
+        asked = site.box(stack, (), **settings)
+        mean_seconds(asked, x[:WARM_UP])
+        site.link.cut()
+        began, mended, number = time.perf_counter(), 0.0, 0
+        while not mended or time.perf_counter() - mended < AFTER_SECONDS:
+            if not mended and time.perf_counter() - began >= seconds:
+                site.link.mend()
+                mended = time.perf_counter()
+            took, status, reply = asked.row(x[number % len(x)][None])
+            number, longest = number + 1, max(longest, took)
+            parameters = reply.get("parameters", {})
+            told["asked"] += 1
+            told["answered"] += status == 200
+            told["offline"] += bool(parameters.get("offline"))
+            told["refused"] += status == 503 and "is out of reach" in reply["error"]
+            told["other"] += status not in (200, 503)
+            if mended and sent_again is None and parameters.get("exit") == "final":
+                sent_again = time.perf_counter() - mended
+    found = {"offline": offline, "seconds": seconds, **told, "longest": longest, "sent_again": sent_again}
+    console.print(found)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit code 1 where no networks can be made, or no plan is certified."""
+    parser = argparse.ArgumentParser(prog="bench.edge", description="edge and core over a narrow uplink")
+    parser.add_argument("name", nargs="?", default="video", choices=list(SUBJECTS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=60, help="of each arm in a round")
+    parser.add_argument("--outage", type=float, default=60.0, help="seconds")
+    parser.add_argument("--price-seconds", type=float, default=30.0, help="to measure what the pieces cost, about")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(arguments)
+    console = Console()
+    subject = make_subject(options.name, console)
+    made = prepared(load_bundle(subject.bundle), subject.x, seconds=options.price_seconds)
+    name = next((arm for arm in ("fp32", "fp32-uncertified") if arm in made.plans), None)
+    if name is None:
+        print(f"bench.edge: no plan for {options.name} within the budget", file=sys.stderr)
+        return 1
+    x = np.ascontiguousarray(subject.x[len(subject.x) // 2 :])
+    found: dict[str, Any] = {"subject": options.name, "plan": name, "rows": options.rows, "rounds": options.rounds}
+    try:
+        with uplink() as link, ExitStack() as stack:
+            site = Site(made, made.plans[name], link, stack)
+            few = x[: 20 * options.rows]
+            found["latency"] = list(latencies(site, few, rounds=options.rounds, rows=options.rows, console=console))
+            found["computing"] = computing(site, few, console=console)
+            found["outage"] = [
+                outage(site, few, seconds=options.outage, offline=offline, console=console)
+                for offline in ("Answer", "Refuse")
+            ]
+    except NoNetworksError as error:
+        print(f"bench.edge: {error}", file=sys.stderr)
+        return 1
+    found["measured"] = provenance()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

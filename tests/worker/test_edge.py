@@ -1,0 +1,357 @@
+"""An edge and its core as real processes: answers as of one worker, audits, outages, and what the core refuses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import bundles
+import httpx
+import numpy as np
+import pytest
+from fixed_plans import certified
+from processes import START_SECONDS, WorkerProcess, decoded, document, eventually, infer_json, plan_for
+from prometheus_client.parser import text_string_to_metric_families
+
+from offramp_core.edge_settings import EdgeSettings
+from offramp_core.protocol import RecordBlock
+from offramp_worker.bundle.load import Bundle
+from offramp_worker.edge.link import Link, OtherModelError
+from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, SECONDS_HEADER, request_body
+from offramp_worker.metrics import Metrics
+
+THRESHOLDS = {"r01-grid": "0.4", "r02-linear": "0.5"}
+EXIT = "r02-linear"
+Reply = dict[str, Any]
+
+
+def core_of(bundle: Path, **env: str) -> WorkerProcess:
+    return WorkerProcess(bundle, control_plane=False, env={"OFFRAMP_EDGES": "true", **env})
+
+
+def edge_of(
+    bundle: Path, core: str, folder: Path, thresholds: dict[str, str] = THRESHOLDS, **env: str
+) -> WorkerProcess:
+    """An edge with a fixed plan that sends inputs, unless ``env`` says otherwise."""
+    (folder / "plan.json").write_text(json.dumps(certified(bundle, thresholds)))
+    env = {"OFFRAMP_RESIDUE": "Input", "OFFRAMP_CORE": core, **env}
+    return WorkerProcess(bundle, control_plane=False, env={"OFFRAMP_FIXED_PLAN": str(folder / "plan.json"), **env})
+
+
+@pytest.fixture(scope="module")
+def core(bundle_dir: Path) -> Iterator[WorkerProcess]:
+    with core_of(bundle_dir) as process:
+        yield process
+
+
+@pytest.fixture
+def own_core(bundle_dir: Path) -> Iterator[WorkerProcess]:
+    """One that a test may end, at a port that another one can take."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with core_of(bundle_dir, OFFRAMP_PORT=port) as process:
+        yield process
+
+
+def url(core: WorkerProcess) -> str:
+    return str(core.public.base_url)
+
+
+def port_of(core: WorkerProcess) -> str:
+    """Also of one that has ended."""
+    return str(core.public.base_url.port)
+
+
+def ask(worker: WorkerProcess, x: np.ndarray, **parameters: Any) -> httpx.Response:
+    body = infer_json(x) | ({"parameters": parameters} if parameters else {})
+    return worker.public.post("/v2/models/tiny/infer", json=body)
+
+
+def answer(worker: WorkerProcess, x: np.ndarray, **parameters: Any) -> Reply:
+    reply = ask(worker, x, **parameters)
+    assert reply.status_code == 200, reply.text
+    return decoded(reply.json())
+
+
+def exits(reply: Reply, n: int) -> list[str]:
+    told = str(reply["parameters"]["exit"]).split(",")
+    return told * n if len(told) == 1 else told
+
+
+def metric(worker: WorkerProcess, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(worker.public.get("/metrics").text)
+    return sum(
+        s.value
+        for f in families
+        for s in f.samples
+        if s.name == f"earlyexit_{name}" and labels.items() <= s.labels.items()
+    )
+
+
+def recorded(worker: WorkerProcess, rows: int) -> bool:
+    return worker.observations().records.next == rows
+
+
+def columns(records: RecordBlock) -> list[np.ndarray]:
+    """What records say, in an order that does not depend on which rows were done first."""
+    kinds = {"uncertainty": "<f4", "prediction": "<i4", "final": "<i4", "reference": "<i4"}
+    raw = {name: np.frombuffer(base64.b64decode(getattr(records, name)), kind) for name, kind in kinds.items()}
+    n = len(raw["final"])
+    order = np.lexsort(raw["uncertainty"].reshape(n, -1).T)
+    return [values.reshape(n, -1)[order] for values in raw.values()]
+
+
+def away(edge: WorkerProcess) -> bool:
+    return metric(edge, "core_reachable") == 0
+
+
+# --- answers -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, Reply, Reply]:
+    """Rows, and what one worker answers them with the plan, and by the model itself."""
+    file, x = tmp_path_factory.mktemp("alone") / "plan.json", bundles.inputs(60, seed=3)
+    file.write_text(json.dumps(certified(bundle_dir, THRESHOLDS)))
+    with WorkerProcess(bundle_dir, control_plane=False, env={"OFFRAMP_FIXED_PLAN": str(file)}) as worker:
+        return x, answer(worker, x), answer(worker, x, exit="never")
+
+
+@pytest.mark.parametrize("residue", ["Input", "Features", "Auto"])
+def test_a_client_sees_one_worker_whatever_is_sent_and_connections_are_kept(
+    residue: str,
+    core: WorkerProcess,
+    alone: tuple[np.ndarray, Reply, Reply],
+    bundle_dir: Path,
+    tmp_path: Path,
+) -> None:
+    """Auto over an uplink that is as good as none computes the rest on the box."""
+    x, expected, exact = alone
+    env = {"OFFRAMP_RESIDUE": residue} | ({"OFFRAMP_UPLINK": "1kbit"} if residue == "Auto" else {})
+    with edge_of(bundle_dir, url(core), tmp_path, **env) as edge:
+
+        def sent() -> float:
+            answer(edge, x[:4])
+            return metric(edge, "forwarded_rows_total", sent=residue.lower())
+
+        before = 0.0 if residue == "Auto" else eventually(sent, what="rows that are sent")  # features are proven first
+        reply, never = answer(edge, x), answer(edge, x, exit="never")
+        after = metric(edge, "forwarded_rows_total", sent=residue.lower())
+        table = Path(f"/proc/{edge.process.pid}/net/tcp").read_text().splitlines()[1:]
+        to_core = [line for line in table if line.split()[2].endswith(f":{int(port_of(core)):04X}")]
+    told = exits(expected, 60)
+    assert exits(reply, 60) == told
+    assert 0 < told.count("final") < 60
+    assert after - before == {"Input": told.count("final") + 60, "Features": told.count("final"), "Auto": 0}[residue]
+    for name in ("label", "logits"):
+        np.testing.assert_allclose(reply[name], expected[name], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(never[name], exact[name], rtol=1e-5, atol=1e-5)
+    assert "offline" not in reply["parameters"]
+    assert len(to_core) <= 20  # here and there, of eight and one that asks for the core
+
+
+# --- audits --------------------------------------------------------------------------------------------
+
+
+def test_audits_run_at_the_core_after_the_reply_and_switch_off_a_plan_that_answers_otherwise_than_promised(
+    core: WorkerProcess, bundle_dir: Path, tmp_path: Path
+) -> None:
+    """r00-grid knows nothing, so most of what leaves there is wrong: only the core's answers can tell."""
+    with edge_of(bundle_dir, url(core), tmp_path, {"r00-grid": "1"}) as edge:
+        assert set(exits(answer(edge, bundles.inputs(32, seed=1)), 32)) == {"r00-grid"}
+
+        def off() -> bool:
+            return set(exits(answer(edge, bundles.inputs(64, seed=2)), 64)) == {"final"}
+
+        eventually(off, what="exits off")
+        assert metric(edge, "audited_total") > 0
+
+
+def test_records_of_audits_are_those_of_a_worker_that_runs_them_itself(core: WorkerProcess, bundle_dir: Path) -> None:
+    """So they tune and certify alike."""
+    plan, x = plan_for(bundle_dir, THRESHOLDS), bundles.inputs(24, seed=6)
+    blocks = []
+    for env in ({"OFFRAMP_CORE": url(core), "OFFRAMP_RESIDUE": "Input"}, {}):
+        with WorkerProcess(bundle_dir, env=env) as worker:
+            assert worker.deliver(document(plan, audit_rate=1.0)).status_code == 200
+            worker.infer(x)
+            eventually(partial(recorded, worker, 24), what="24 records")
+            found = worker.observations()
+            counts = next(c for c in found.counts if c.epoch == 1)
+            assert (counts.audited, counts.drawn) == (24, 24)
+            blocks.append((*columns(found.records), counts.disagreements))
+    for there, here in zip(*blocks, strict=True):
+        np.testing.assert_allclose(there, here, atol=1e-5)
+
+
+# --- outages -------------------------------------------------------------------------------------------
+
+
+def test_refuse_says_why_and_when_to_come_again_and_a_core_that_comes_back_with_other_weights_answers_nobody(
+    own_core: WorkerProcess, bundle_dir: Path, tmp_path: Path
+) -> None:
+    x = bundles.inputs(40, seed=3)
+    with edge_of(bundle_dir, url(own_core), tmp_path) as edge:
+        told = exits(answer(edge, x), 40)
+        own_core.process.kill()
+        own_core.process.wait()
+        for i, name in enumerate(told):
+            reply = ask(edge, x[i : i + 1])
+            if name == "final":
+                assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+                assert "is out of reach" in reply.json()["error"]
+            else:
+                assert reply.status_code == 200
+        assert away(edge) and edge.is_ready()
+        drawn = metric(edge, "audited_total")
+        other = bundles.write_bundle(tmp_path / "other", seed=5)
+        with core_of(other, OFFRAMP_PORT=port_of(own_core)):  # which must answer nobody
+            row = x[told.index("final")][None]
+            eventually(lambda: "its backbone_digest is" in ask(edge, row).json()["error"], what="the other digest")
+            assert away(edge)
+        with core_of(bundle_dir, OFFRAMP_PORT=port_of(own_core)):
+            eventually(lambda: not away(edge), what="the core's return")
+            assert exits(answer(edge, x), 40) == told
+        assert metric(edge, "offline_answers_total") == 0
+        assert metric(edge, "audited_total") >= drawn
+
+
+def test_answer_loses_nothing_marks_what_the_last_exit_said_and_counts_it_for_no_plan(
+    own_core: WorkerProcess, bundle_dir: Path
+) -> None:
+    plan, x = plan_for(bundle_dir, THRESHOLDS), bundles.inputs(40, seed=3)
+    env = {"OFFRAMP_CORE": url(own_core), "OFFRAMP_RESIDUE": "Input", "OFFRAMP_OFFLINE": "Answer"}
+    with WorkerProcess(bundle_dir, env=env) as edge:
+        assert edge.deliver(document(plan, audit_rate=1.0, accuracy_budget=0.9)).status_code == 200
+        told = exits(edge.infer(x), 40)
+        eventually(partial(recorded, edge, 40), what="audits of what was answered before")
+        own_core.process.kill()
+        own_core.process.wait()
+        ask(edge, x[told.index("final")][None])
+        eventually(lambda: away(edge), what="that the core is missed")
+        before = next(c for c in edge.observations().counts if c.epoch == 1)
+        for i, name in enumerate(told):
+            reply = answer(edge, x[i : i + 1])
+            assert reply["parameters"]["exit"] == (EXIT if name == "final" else name)
+            assert reply["parameters"].get("offline", False) == (name == "final")
+            assert reply["parameters"]["audited"] is False
+        assert metric(edge, "offline_answers_total") >= told.count("final")
+        assert ask(edge, x[:1], exit="never").status_code == 503
+        assert ask(edge, x[told.index("final")][None], max_disagreement=0.5).status_code == 503
+        after = next(c for c in edge.observations().counts if c.epoch == 1)
+        assert (after.drawn, after.audited, after.requests) == (before.drawn, before.audited, before.requests)
+        assert recorded(edge, 40)
+        with core_of(bundle_dir, OFFRAMP_PORT=port_of(own_core)):
+            eventually(lambda: not away(edge), what="the core's return")
+            edge.infer(x)
+            eventually(partial(recorded, edge, 80), what="audits of what is answered now")
+
+
+def test_an_edge_starts_without_its_core_and_finds_it_later(bundle_dir: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    x = bundles.inputs(40, seed=3)
+    with edge_of(bundle_dir, f"http://127.0.0.1:{port}", tmp_path, OFFRAMP_OFFLINE="Answer") as edge:
+        assert edge.is_ready() and away(edge)
+        assert "final" not in exits(answer(edge, x), 40)
+        with core_of(bundle_dir, OFFRAMP_PORT=str(port)):
+            eventually(lambda: not away(edge), what="the core's arrival")
+            assert "final" in exits(answer(edge, x), 40)
+
+
+def test_a_deadline_is_kept_by_the_last_exit_while_the_core_hangs(
+    own_core: WorkerProcess, bundle_dir: Path, tmp_path: Path
+) -> None:
+    x = bundles.inputs(40, seed=3)
+    with edge_of(bundle_dir, url(own_core), tmp_path) as edge:
+        row = x[exits(answer(edge, x), 40).index("final")][None]
+        own_core.process.send_signal(signal.SIGSTOP)
+        try:
+            reply = answer(edge, row, deadline_ms=200)
+            assert (reply["parameters"]["exit"], reply["parameters"]["deadline"]) == (EXIT, True)
+            assert ask(edge, row, timeout=200_000).status_code == 504
+        finally:
+            own_core.process.send_signal(signal.SIGCONT)
+
+
+# --- another core --------------------------------------------------------------------------------------
+
+
+def test_a_core_with_other_weights_is_refused_at_the_start_in_one_line(core: WorkerProcess, tmp_path: Path) -> None:
+    other = bundles.write_bundle(tmp_path / "other", seed=5)
+    command = [sys.executable, "-m", "offramp_cli", "serve", str(other), "--port", "0", "--core", url(core)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        f"error: OFFRAMP_CORE is {url(core)}: its backbone_digest is sha256:"
+    )
+    assert "Traceback" not in result.stderr
+
+
+def test_a_worker_that_takes_no_edges_is_refused_and_the_message_says_how_to_start_it(
+    worker: WorkerProcess, bundle: Bundle
+) -> None:
+    link = Link(EdgeSettings(url(worker)), bundle, metrics=Metrics())
+    with pytest.raises(
+        OtherModelError, match="takes no edges of model 'tiny'; start it with `offramp serve BUNDLE --edges`"
+    ):
+        link.open()
+    link.close()
+
+
+# --- the core's door -----------------------------------------------------------------------------------
+
+
+def features_request(core: WorkerProcess, what: str, body: bytes, **headers: str) -> httpx.Response:
+    return core.public.post(f"/v2/models/tiny/edge/{what}", content=body, headers=headers)
+
+
+def test_bytes_that_are_no_features_are_refused_by_their_field_and_the_core_serves_on(
+    core: WorkerProcess, bundle_dir: Path
+) -> None:
+    digest = plan_for(bundle_dir).backbone_digest
+    good = {DIGEST_HEADER: digest, SECONDS_HEADER: "5"}
+    rng = np.random.default_rng(0)
+
+    def sent(what: str, x: np.ndarray, **changed: str) -> tuple[int, str]:
+        body, length = request_body("x" if what in ("rows", "scores") else "features", x)
+        reply = features_request(core, what, body, **{**good, LENGTH_HEADER: str(length), **changed})
+        return reply.status_code, reply.text
+
+    wrong = rng.normal(size=(2, 5)).astype(np.float32)
+    for what in ("rows", "scores", f"features/{EXIT}"):
+        status, text = sent(what, wrong)
+        assert status == 400 and "inputs[0].shape" in text
+        assert sent(what, wrong.astype(np.float64))[0] == 400
+        status, text = sent(what, wrong, **{DIGEST_HEADER: "sha256:" + "0" * 64})
+        assert status == 409 and DIGEST_HEADER in text
+        assert sent(what, wrong, **{SECONDS_HEADER: "nan"})[0] == 400
+        assert sent(what, wrong, **{LENGTH_HEADER: "99999999"})[0] == 400
+        assert features_request(core, what, rng.bytes(3000), **good, **{LENGTH_HEADER: "30"}).status_code == 400
+        assert features_request(core, what, bytes(9_000_000), **good, **{LENGTH_HEADER: "30"}).status_code == 413
+    shape = [
+        int(part) for part in sent(f"features/{EXIT}", wrong)[1].partition("takes [n, ")[2].partition("]")[0].split(",")
+    ]
+    bad = np.full((1, *shape), np.nan, dtype=np.float32)
+    status, text = sent(f"features/{EXIT}", bad)
+    assert status == 400 and "finite" in text
+    assert sent(f"features/{EXIT}", np.zeros((1, *shape), dtype=np.float32))[0] == 200
+    assert sent("features/no-such-ramp", bad)[0] == 404
+    assert sent("secrets", bad)[0] == 404
+    assert features_request(core, "", bytes(70_000)).status_code == 413
+    assert core.public.get("/v2/models/other/edge").status_code == 404
+    assert answer(core, bundles.inputs(2))["label"].shape == (2,)
+
+
+def test_a_worker_that_is_no_core_has_no_such_door(worker: WorkerProcess) -> None:
+    assert worker.public.post("/v2/models/tiny/edge").status_code == 404

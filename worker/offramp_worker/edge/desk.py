@@ -1,0 +1,145 @@
+"""What an edge's engine does between two batches: it hands in what came back from the core, and sends audits there.
+
+Audits may take a share of the uplink, and wait for their turn; none is dropped. Where too many wait, or the core is out
+of reach, nothing new is drawn until that is over: when that is depends on load and network, never on an input.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from offramp_worker.edge.link import Arrays, Link
+from offramp_worker.engine.accounts.audits import Audit, AuditDesk
+from offramp_worker.engine.execution.ramp_sets import HeldSet
+from offramp_worker.engine.execution.sessions import Scores
+from offramp_worker.logs import log_event
+
+AUDIT_SHARE = 0.05  # of the uplink's bytes
+MOST_WAITING = 1024  # audits; half of them must be done before more are drawn
+ROWS_AT_ONCE = 16
+DRAIN_POLL_SECONDS = 0.02
+FINAL = "final."
+
+
+class EdgeDesk(AuditDesk):
+    """See the module. Results may come from any thread; everything else belongs to whoever has the engine's turn."""
+
+    def __init__(
+        self, link: Link, *, wake: Callable[[], None], closing: Callable[[], bool], name: str, **rest: Any
+    ) -> None:
+        """``wake`` has :meth:`step` called, ``closing`` says that the engine takes no requests any more; ``name`` is
+        that of the model's input, and the ``rest`` as of :class:`AuditDesk`."""
+        super().__init__(**rest)
+        self._link, self._wake, self._closing, self._name = link, wake, closing, name
+        self._returned: deque[Callable[[], None]] = deque()
+        self._came = threading.Event()
+        self._out = 0  # requests that have not come back
+        self._audits_out = 0
+        self._not_before = 0.0
+        self._full = False
+
+    # --- rows and audits that are on their way ------------------------------------------------------------
+
+    def left(self) -> None:
+        """A request goes to the core."""
+        self._out += 1
+
+    def back(self, hand_in: Callable[[], None]) -> None:
+        """It has come back; ``hand_in`` is called in the engine's turn. From any thread."""
+        self._returned.append(hand_in)
+        self._came.set()
+        self._wake()
+
+    @property
+    def draws(self) -> bool:
+        """Whether batches that begin now are counted and drawn for audit."""
+        self._full = self.backlog > (MOST_WAITING // 2 if self._full else MOST_WAITING)
+        return not self._link.away and not self._full
+
+    # --- what the engine asks -----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """What can be done now; of an engine that ends, all that is on its way."""
+        waiting = len(self._returned) + self._may_send
+        return waiting + self._out + (0 if self._link.away else self.backlog) if self._closing() else waiting
+
+    @property
+    def backlog(self) -> int:
+        return super().backlog + self._audits_out
+
+    @property
+    def pressing(self) -> bool:
+        """Answers come before the next batch, audits behind it."""
+        return bool(self._returned)
+
+    def step(self) -> None:
+        if self._closing() and not self._returned and not self._may_send:
+            self._came.wait(DRAIN_POLL_SECONDS)
+        self._came.clear()
+        while self._returned:
+            self._out -= 1
+            self._returned.popleft()()
+        if self._may_send:
+            self._send()
+
+    # --- audits -------------------------------------------------------------------------------------------
+
+    @property
+    def _may_send(self) -> bool:
+        return bool(self._backlog) and not self._link.away and time.monotonic() >= self._not_before
+
+    def _send(self) -> None:
+        sets = self._sets()
+        audits = [self._backlog.popleft() for _ in range(min(len(self._backlog), ROWS_AT_ONCE))]
+        if [held.digest for held in sets] != [self._link.ramp_set_digest]:  # the core has no others
+            self._try(audits)
+            return
+        x = self._join([audit.x[None] for audit in audits])
+        self._not_before = time.monotonic() + x.nbytes / (AUDIT_SHARE * self._link.uplink.bytes_per_second)
+        self._audits_out += len(audits)
+        self.left()
+        self._link.send(
+            "scores",
+            self._name,
+            x,
+            sent="Nothing",
+            within=math.inf,
+            answered=lambda arrays: self.back(lambda: self._came_back(audits, sets, arrays)),
+        )
+
+    def _came_back(self, audits: list[Audit], sets: Sequence[HeldSet], arrays: Arrays | None) -> None:
+        self._audits_out -= len(audits)
+        if arrays is None and self._link.away:
+            self._backlog.extendleft(reversed(audits))
+            return
+        try:
+            scored = None if arrays is None else [(sets[0], as_scores(arrays, rows=len(audits)))]
+        except (KeyError, ValueError) as error:
+            log_event("core-refused", level="warning", what="scores", reason=repr(error))
+            scored = None  # they are made here
+        self._try(audits, scored)
+
+
+def as_arrays(scores: Scores) -> dict[str, Any]:
+    """Scores as tensors of a reply."""
+    finals = {FINAL + precision: answers for precision, answers in scores.finals.items()}
+    return {"logits": scores.logits, "uncertainty": scores.uncertainty, "prediction": scores.prediction, **finals}
+
+
+def as_scores(arrays: Arrays, *, rows: int) -> Scores:
+    """The other way round.
+
+    Raises
+    ------
+    KeyError, ValueError
+        They are not those of so many rows.
+    """
+    if any(len(array) != rows for array in arrays.values()):
+        raise ValueError(f"scores of other than {rows} rows")
+    finals = {name.removeprefix(FINAL): value for name, value in arrays.items() if name.startswith(FINAL)}
+    return Scores(arrays["logits"], arrays["uncertainty"], arrays["prediction"], finals)

@@ -1,0 +1,62 @@
+"""Whether a core understands an edge's features: of the bundle's probe they must lead to the probe's answers.
+
+What a stage hands on is as this machine's processor likes it: convolutions keep channels in blocks whose size differs
+from processor to processor, in arrays of the same shape.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from offramp_worker.bundle.load import Bundle
+from offramp_worker.edge.desk import EdgeDesk
+from offramp_worker.edge.link import Arrays, Link
+from offramp_worker.edge.wire import FEATURES, features_path
+from offramp_worker.engine.arms.arms import Runtime
+from offramp_worker.engine.execution.sessions import reproduces
+from offramp_worker.logs import log_event
+
+MOST_KEPT = 8  # plans
+
+
+class FeaturesProof:
+    """Asked in the engine's turn; what was not proven yet is asked of the core, and does not hold meanwhile."""
+
+    def __init__(self, link: Link, desk: EdgeDesk, bundle: Bundle) -> None:
+        self._link, self._desk, self._bundle = link, desk, bundle
+        self._known: dict[tuple[int, str], bool] = {}
+
+    def holds(self, runtime: Runtime, ramp: int) -> bool:
+        """Whether features at the last exit of this plan, ``ramp``, may be sent."""
+        key = (self._link.meetings, runtime.plan.content_hash)
+        if key not in self._known:
+            if len(self._known) >= MOST_KEPT:
+                self._known.clear()
+            self._known[key] = False
+            self._desk.left()  # between two batches: stages keep what they hand on in buffers that a batch is using now
+            self._desk.back(partial(self._ask, key, runtime, self._bundle.columns[ramp].id))
+        return self._known[key]
+
+    def _ask(self, key: tuple[int, str], runtime: Runtime, ramp: str) -> None:
+        features = x = self._bundle.probe_x
+        for stage in runtime.stages[:-1]:
+            features, _ = stage.run(features, x)
+        self._desk.left()
+        self._link.send(
+            features_path(ramp),
+            FEATURES,
+            np.asarray(features),
+            sent="Nothing",
+            within=math.inf,
+            answered=lambda arrays: self._desk.back(partial(self._came_back, key, ramp, arrays)),
+        )
+
+    def _came_back(self, key: tuple[int, str], ramp: str, arrays: Arrays | None) -> None:
+        logits = None if arrays is None else arrays.get("logits")
+        holds = logits is not None and reproduces(logits, self._bundle.probe_logits, self._bundle.task)
+        self._known[key] = holds
+        if not holds and not self._link.away:
+            log_event("features-unlike", level="warning", core=self._link.core, ramp=ramp)
