@@ -86,11 +86,21 @@ def manifest(image: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def ready(namespace: Namespace) -> bool:
+def ready(namespace: Namespace, name: str = "tiny") -> bool:
     """Whether what was asked for last serves."""
     return bool(
-        namespace.condition("tiny", "Ready").get("status") == "True" and not namespace.condition("tiny", "Reconciling")
+        namespace.condition(name, "Ready").get("status") == "True" and not namespace.condition(name, "Reconciling")
     )
+
+
+def says(namespace: Namespace, name: str, kind: str, *parts: str) -> Callable[[], str]:
+    """What a condition says once it has all the parts."""
+
+    def said() -> str:
+        message = str(namespace.condition(name, kind).get("message", ""))
+        return message if all(part in message for part in parts) else ""
+
+    return said
 
 
 class Clients:
@@ -114,9 +124,9 @@ class Clients:
         return self.end()
 
 
-def infer(namespace: Namespace) -> list[str]:
+def infer(namespace: Namespace, service: str = "tiny") -> list[str]:
     """One request, and what it was answered with."""
-    return Clients(namespace, 0).end()
+    return Clients(namespace, 0, service=service).end()
 
 
 class Chart:

@@ -12,7 +12,7 @@ import bundles  # type: ignore[import-not-found]
 import pytest
 import yaml
 from device_plugin import DevicePlugin
-from kube import ROOT, Namespace, infer, manifest, ready, run
+from kube import ROOT, Namespace, infer, manifest, ready, run, says
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
@@ -82,16 +82,6 @@ def service(image: str, *, name: str = "tiny", worker: dict[str, Any], **spec: A
     own["resources"]["limits"] |= worker.get("limits", {})
     own |= {key: value for key, value in worker.items() if key != "limits"}
     return made
-
-
-def says(namespace: Namespace, name: str, kind: str, *parts: str) -> Callable[[], str]:
-    """What a condition says once it has all the parts."""
-
-    def said() -> str:
-        message = str(namespace.condition(name, kind).get("message", ""))
-        return message if all(part in message for part in parts) else ""
-
-    return said
 
 
 def test_a_service_gets_the_only_gpu_keeps_it_through_an_update_and_serves_when_it_is_sick(

@@ -504,6 +504,13 @@ def test_a_bundle_for_a_device_that_workers_do_not_ask_for_is_told_as_that(
     assert message.startswith(asked_for_none) is told and ("or in a WorkerClass" in message) is told
 
 
+def test_a_node_that_gives_no_device_of_use_is_named() -> None:
+    cause = "profile.json: measured with onnxruntime-cuda, but the GPU's driver is too old"
+    state = WorkerState("u", "b", "s", "", False, "", "", (), {}, message=cause, missing_device="cuda")
+    found = worker_of("digits-0", ready=False, state=state, devices=("nvidia.com/gpu",), node="n1").trouble
+    assert found == ("InvalidBundle", f"on node n1: {cause}")
+
+
 def test_an_unhealthy_device_is_told_while_its_worker_serves_and_no_longer_than_that() -> None:
     service = Service("default", "digits", "uid", 1, parse_spec(GOOD))
     sick, well = "device gpu-0 of nvidia.com/gpu on node n1", worker_of("digits-1")

@@ -277,6 +277,28 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
         f"node n1 promised 1 of {GPU} and has 0; check the device plugin and the devices of that node; a replacement "
         "is started by itself",
     ),
+    "more than a share of a GPU": (
+        _failed(
+            "UnexpectedAdmissionError",
+            "Pod was rejected: Allocate failed due to rpc error: code = Unknown desc = invalid request: maximum "
+            "request size for shared resources is 1; found 2, which is unexpected",
+        ),
+        "UnexpectedAdmissionError",
+        "node n1 gives a pod no more than 1 share of a GPU, and digits-6c9f-x2x1z asks for more; ask for 1 in "
+        "spec.worker.resources.limits or resources.limits of the WorkerClass",
+    ),
+    "driver that is too old": (
+        _waiting(
+            "RunContainerError",
+            "failed to start containerd task: OCI runtime create failed: runc create failed: unable to start container "
+            "process: error during container init: error running prestart hook #0: exit status 1, stdout: , stderr: "
+            "Auto-detected mode as 'legacy'\nnvidia-container-cli: requirement error: unsatisfied condition: "
+            "cuda>=13.0, please update your driver to a newer version, or use an earlier cuda container",
+        ),
+        "RunContainerError",
+        "the GPU driver of node n1 is too old for the worker image, which needs one for CUDA 13.0; update the driver "
+        "there, or keep these workers to nodes that have one (spec.worker.nodeSelector or the WorkerClass)",
+    ),
     "room that was taken": (
         _failed(
             "OutOfcpu",
@@ -299,6 +321,17 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
         f"no node has a free {GPU}, since other pods use those of 3 nodes (0/3 nodes are available: 3 Insufficient "
         f"{GPU}); end one of those pods, or add a node with one and its device plugin, or change "
         "spec.worker.resources.limits",
+    ),
+    "missing GPU of a product": (
+        _unscheduled(
+            f"0/5 nodes are available: 2 Insufficient {GPU}, 3 node(s) didn't match Pod's node affinity/selector. "
+            "preemption: 0/5 nodes are available: 2 No preemption victims found for incoming pod, 3 Preemption is not "
+            "helpful for scheduling."
+        ),
+        "Unschedulable",
+        f"no node has a free {GPU}, since other pods use those of 2 nodes (0/5 nodes are available: 2 Insufficient "
+        f"{GPU}, 3 node(s) didn't match Pod's node affinity/selector); end one of those pods, or add a node with one "
+        "and its device plugin, or change spec.worker.resources.limits",
     ),
     "devices of a claim": (
         _unscheduled(f"0/3 nodes are available: 3 cannot allocate all claims. still not schedulable, {NO_VICTIMS}"),
@@ -592,3 +625,31 @@ def test_a_pod_that_the_scheduler_does_not_look_at_says_which_claim_it_waits_for
     assert failure(pod, now=created + timedelta(seconds=9)) == ("", "")
     reason, message = failure(pod, now=created + timedelta(seconds=10))
     assert said in message and (reason == "Unschedulable") is bool(said) and bool(message) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("claims", "begun", "told"),
+    [([CLAIM], "False", True), ([CLAIM], "True", False), ([], "False", False)],
+    ids=["a claim", "prepared", "no claim"],
+)
+def test_a_node_that_does_not_prepare_a_claim_is_told_after_a_minute(
+    claims: list[dict[str, str]], begun: str, told: bool
+) -> None:
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "PodReadyToStartContainers", "status": begun, "lastTransitionTime": "2026-01-01T00:00:00Z"},
+    ]
+    pod = {
+        "metadata": {"name": "digits-1"},
+        "spec": {"nodeName": "n1", "resourceClaims": claims},
+        "status": MADE | {"conditions": conditions},
+    }
+    assert failure(pod, now=since + timedelta(seconds=59)) == ("", "")
+    sentence = (
+        "node n1 has begun nothing of digits-1 for a minute, and what it prepares first is claim gpu of "
+        "ResourceClaimTemplate one-l4; see that the driver of its devices runs there, and the events in kubectl "
+        "describe pod digits-1"
+    )
+    expected = ("WorkerFailed", sentence) if told else ("", "")
+    assert failure(pod, now=since + timedelta(seconds=60)) == expected

@@ -17,7 +17,7 @@ from processes import WorkerProcess, eventually
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.devices import CPU, CUDA, DEVICES, missing
+from offramp_worker.devices import CPU, CUDA, DEVICES, missing, why_not
 from offramp_worker.engine.execution.device_stages import DeviceStage
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.sessions import Sessions
@@ -40,6 +40,14 @@ def test_a_device_that_is_not_here_is_refused_with_what_would_help(bundle: Bundl
     with pytest.raises(InvalidBundleError, match=rf"profile\.json: .*{re.escape(missing(DEVICES[name]))}") as caught:
         Sessions(elsewhere, threads=1)
     assert DEVICES[name].package in str(caught.value) and "spec.model.uri" in caught.value.remedy
+
+
+def test_a_driver_that_is_too_old_is_told_with_the_one_that_is_needed() -> None:
+    error = "CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version ; GPU=-1 ; hostname=n1"
+    message = why_not(f"{error}\nand where in the code", CUDA)
+    assert message.startswith(f"the GPU's driver is too old for onnxruntime-gpu[cuda,cudnn] ({error}); ")
+    assert message.endswith("update it to 580 or newer, or run where it is")
+    assert why_not("no CUDA-capable device is detected", CUDA).endswith("and handed to this container?")
 
 
 @pytest.mark.slow

@@ -93,6 +93,10 @@ WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu", turn=
 DEVICES = {device.name: device for device in (CPU, CUDA, CUDA_TF32, WEBGPU)}
 
 
+TOO_OLD = "driver version is insufficient"  # in CUDA's own words for its error 35
+DRIVER = "580"  # the first for CUDA 13, which that package is built for
+
+
 def open_session(
     model: onnx.ModelProto, *, threads: int, optimised: bool = False, device: Device = CPU
 ) -> ort.InferenceSession:
@@ -222,11 +226,19 @@ def missing(device: Device) -> str:
     try:
         _run_small_model(device)
     except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
-        return (
-            f"{str(error).partition(chr(10))[0]}; are a GPU, its driver and the libraries of {device.package} "
-            "there, and handed to this container?"
-        )
+        return why_not(str(error), device)
     return ""
+
+
+def why_not(error: str, device: Device) -> str:
+    """What an error of ONNX Runtime on a device means, and what would help."""
+    first = error.partition("\n")[0]
+    if TOO_OLD in first:
+        return (
+            f"the GPU's driver is too old for {device.package} ({first}); update it to {DRIVER} or newer, or run where "
+            "it is"
+        )
+    return f"{first}; are a GPU, its driver and the libraries of {device.package} there, and handed to this container?"
 
 
 def share_arena() -> None:

@@ -27,6 +27,7 @@ class WorkerEndpoint:
     worker's leaving may cure it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it
     was made of. ``admin_url`` is None while it has no address. ``devices`` names what it asks for beside processors and
     memory, None where the platform hands out nothing; ``unhealthy`` says which of them the platform reports as that.
+    ``node`` is the machine that it runs on, where the platform has several.
     """
 
     name: str
@@ -45,6 +46,7 @@ class WorkerEndpoint:
     admin_url: str | None = None
     devices: tuple[str, ...] | None = None
     unhealthy: str = ""
+    node: str = ""
 
     @property
     def finds_no_place(self) -> bool:
@@ -76,19 +78,16 @@ class Worker:
         if self.state is not None and self.state.failing:
             return Reason.EXECUTOR_FAILING, self.state.failing
         if self.state is not None and not self.state.ready and self.state.message:
-            return Reason.INVALID_BUNDLE, self._asks_for_no_device + self.state.message
+            return Reason.INVALID_BUNDLE, self._lack_of_a_device + self.state.message
         return "", ""
 
     @property
-    def _asks_for_no_device(self) -> str:
-        """The first cause of a bundle's refusal where its device is not here because nobody asked for it."""
-        if (
-            self.state is None
-            or not self.state.missing_device
-            or self.endpoint.devices is None
-            or self.endpoint.devices
-        ):
+    def _lack_of_a_device(self) -> str:
+        """Where the bundle's device is not here: that nobody asked for one, else the node that gave none of use."""
+        if self.state is None or not self.state.missing_device or self.endpoint.devices is None:
             return ""
+        if self.endpoint.devices:
+            return f"on node {self.endpoint.node}: " if self.endpoint.node else ""
         return (
             f"the bundle was prepared for {self.state.missing_device}, and workers ask for no device: name one in "
             "spec.worker.resources.limits, such as nvidia.com/gpu, or in a WorkerClass, which may have a claim; "

@@ -21,7 +21,7 @@ from offramp_operator.kube.manifests import CONTAINER, FETCH_CONTAINER
 MESSAGE_LIMIT = 1000
 LAST_LINES = 5  # the kubelet hands over up to 80 lines of log; the cause stands at their end
 STARTING = {"ContainerCreating", "PodInitializing"}
-CLAIMS_MADE_WITHIN = timedelta(seconds=10)
+CLAIMS_MADE_WITHIN, CLAIMS_PREPARED_WITHIN = timedelta(seconds=10), timedelta(minutes=1)
 IMAGE_REASONS = {
     Reason.ERR_IMAGE_PULL,
     Reason.IMAGE_PULL_BACK_OFF,
@@ -100,6 +100,12 @@ FETCHES = tuple(
     Advice(rf"^{reason}: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", reason) for reason in Reason.at("fetch")
 )
 CONTAINERS = (
+    Advice(  # NVIDIA's container toolkit, of what the image says in NVIDIA_REQUIRE_CUDA
+        r"unsatisfied condition: cuda\s*>=\s*(?P<cuda>[\d.]*\d)",
+        "the GPU driver of {node} is too old for the worker image, which needs one for CUDA {cuda}",
+        "update the driver there, or keep these workers to nodes that have one (spec.worker.nodeSelector or the "
+        "WorkerClass)",
+    ),
     Advice(
         NO_SPACE,
         "{node} has no disk space left for the worker",
@@ -152,6 +158,11 @@ EVICTIONS = (
         "{node} promised {n} of {what} and has {m}",
         "check the device plugin and the devices of that node; a replacement is started by itself",
     ),
+    Advice(  # NVIDIA's device plugin, of GPUs that it divides by time or with MPS
+        r"maximum request size for shared resources is (?P<most>\d+)",
+        "{node} gives a pod no more than {most} share of a GPU, and {pod} asks for more",
+        "ask for {most} in spec.worker.resources.limits or resources.limits of the WorkerClass",
+    ),
     Advice(
         r"enough resource: (?P<what>[\w./-]+), requested: (?P<n>\d+), used: (?P<used>\d+), capacity: (?P<m>\d+)",
         "{node} refused {pod} because {what} was taken meanwhile ({used} of {m} used)",
@@ -162,6 +173,11 @@ EVICTIONS = (
         "{node} is shutting down and ended {pod}",
         "a replacement is started by itself on another node; add one if none has room",
     ),
+)
+LABELS = Advice(
+    r"node affinity/selector",
+    "no suitable node has the labels that workers ask for",
+    "label one, or change spec.worker.nodeSelector or spec.worker.affinity",
 )
 # Each cause that the scheduler counts, in the order in which it is most likely to be the one to mend.
 SCHEDULING = (
@@ -197,11 +213,7 @@ SCHEDULING = (
         "add a node in the volume's zone, or use a volume that every node can mount read-only",
     ),
     Advice(r"Too many pods", "every node holds as many pods as it may", "add a node, or lower spec.replicas"),
-    Advice(
-        r"node affinity/selector",
-        "no suitable node has the labels that workers ask for",
-        "label one, or change spec.worker.nodeSelector or spec.worker.affinity",
-    ),
+    LABELS,
     Advice(r"taint", "nodes are tainted against these workers", "add the toleration to spec.worker.tolerations"),
     Advice(
         r"topology spread",
@@ -277,7 +289,8 @@ def failure(pod: Object, *, now: datetime | None = None) -> tuple[MaybeReason, s
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         return _unscheduled(pod, reason_of(scheduled, Reason.UNSCHEDULABLE), str(scheduled.get("message") or ""))
-    return ("", "") if scheduled else _without_claim(pod, datetime.now(UTC) if now is None else now)
+    now = datetime.now(UTC) if now is None else now
+    return _unprepared(pod, now) if scheduled else _without_claim(pod, now)
 
 
 def creation_failure(message: str, *, reason: AnyReason) -> tuple[AnyReason, str]:
@@ -407,9 +420,9 @@ def _unscheduled(pod: Object, reason: AnyReason, message: str) -> tuple[AnyReaso
     short = shortage(pod, message)
     devices = [] if short is None else [(short.cause, "; ", short.remedy)]
     claims = _claims(pod) or "the claims that workers ask for"
-    others = [
-        found[1].partition("; ") for advice in SCHEDULING if (found := advice.of(counted, claims=claims)) is not None
-    ]
+    # Nodes that have the device, and the labels, and are full: the others' labels are nothing to mend.
+    asked = [advice for advice in SCHEDULING if advice is not LABELS or short is None or not short.offering]
+    others = [found[1].partition("; ") for advice in asked if (found := advice.of(counted, claims=claims)) is not None]
     matched = devices + others
     if not matched:
         return reason, shortened(
@@ -428,6 +441,20 @@ def _without_claim(pod: Object, now: datetime) -> tuple[MaybeReason, str]:
     return Reason.UNSCHEDULABLE, (
         f"the scheduler waits for {wanted}; see that it exists in this namespace, or correct resourceClaims in "
         "spec.worker or the WorkerClass"
+    )
+
+
+def _unprepared(pod: Object, now: datetime) -> tuple[MaybeReason, str]:
+    """A node that prepares no claim begins nothing of the pod, and why stands in its events alone."""
+    begun, wanted = condition(pod, "PodReadyToStartContainers"), _claims(pod)
+    since = begun.get("lastTransitionTime")
+    if begun.get("status") != "False" or not wanted or not since:
+        return "", ""
+    if now - datetime.fromisoformat(str(since)) < CLAIMS_PREPARED_WITHIN:
+        return "", ""
+    return Reason.WORKER_FAILED, (
+        f"{_node(pod)} has begun nothing of {name_of(pod)} for a minute, and what it prepares first is {wanted}; see "
+        f"that the driver of its devices runs there, and the events in kubectl describe pod {name_of(pod)}"
     )
 
 

@@ -92,6 +92,7 @@ def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> Wor
         admin_url=admin_url(pod),
         devices=requested(pod),
         unhealthy="" if ending else unhealthy(pod),
+        node=str((pod.get("spec") or {}).get("nodeName") or ""),
     )
 
 
