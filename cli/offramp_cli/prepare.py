@@ -37,6 +37,8 @@ AS_GIVEN = [
     "max_tokens",
     "encoded",
     "preprocessor",
+    "variants",
+    "variant_seconds",
 ]
 #: Options that mean nothing with ``--task generate``.
 OF_CLASSIFIERS = [
@@ -61,6 +63,8 @@ OF_CLASSIFIERS = [
     "seed",
     "encoded",
     "preprocessor",
+    "variants",
+    "variant_seconds",
 ]
 
 
@@ -189,11 +193,21 @@ MeasureOption = Annotated[
 ToleranceOption = Annotated[
     float, typer.Option(help="Regression, Embedding: how far an answer may be from the model's, by --measure.")
 ]
+VariantsOption = Annotated[
+    bool,
+    typer.Option(
+        "--variants",
+        help="Also try cheaper forms of the model: low rank, fewer channels, fewer blocks, each taught the model's own "
+        "answers, in fp32 and at int8. Those that are faster here at their disagreement stay. Stops and resumes.",
+    ),
+]
+VariantSecondsOption = Annotated[float, typer.Option(help="With --variants: how long each of them learns.")]
 JsonOutputOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
 @with_examples(
     "offramp prepare --model model.onnx --data inputs.npz --out bundle",
+    "offramp prepare --model model.onnx --data inputs.npz --variants --out bundle",
     "offramp prepare --refresh bundle --data recent.npz --out bundle-2",
     "offramp prepare --task generate --model model.gguf --data prompts.jsonl --out bundle",
 )
@@ -229,6 +243,8 @@ def prepare(
     measure: MeasureOption = "",
     tolerance: ToleranceOption = 0.0,
     answer_tokens: AnswerTokensOption = 64,
+    variants: VariantsOption = False,
+    variant_seconds: VariantSecondsOption = 120.0,
     json_output: JsonOutputOption = False,
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.

@@ -38,7 +38,15 @@ from offramp_worker.prepare.measuring.outlook import outlooks
 from offramp_worker.prepare.measuring.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.places.cuts import Place
 from offramp_worker.prepare.places.places import FoundPlaces, find_places
-from offramp_worker.prepare.precision.precisions import Allowed, Approximations, Chain, Work, approximate, merits
+from offramp_worker.prepare.precision.precisions import (
+    Allowed,
+    Approximations,
+    Chain,
+    VariantWork,
+    Work,
+    approximate,
+    merits,
+)
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
 from offramp_worker.prepare.source.data import (
@@ -56,6 +64,7 @@ from offramp_worker.prepare.source.locations import FAMILY, local_path, model_fi
 from offramp_worker.prepare.source.preprocessing import ImageReader, StepsBefore, steps_before
 from offramp_worker.prepare.source.sources import SAMPLE_ROWS, Backbone, fitted_rows, load_backbone
 from offramp_worker.prepare.source.texts import find_tokenizer
+from offramp_worker.prepare.variants.making import Studio, forget
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
 from offramp_worker.preprocess.texts import load_tokenizer
 from offramp_worker.settings import available_cpus
@@ -65,6 +74,8 @@ MAX_PLACES = 14
 MAX_TRAINING_THREADS = 4
 PLACING_SECONDS, PROFILE_SECONDS = 1.0, 6.0
 PROBE_ROWS = 8
+VARIANT_SECONDS = 120.0
+FEWEST_VARIANT_ROWS = 200  # to learn from
 NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -117,6 +128,10 @@ class PrepareRequest:
     encoded: bool = False
     #: A ``preprocessor_config.json`` for images; empty: the one beside the model.
     preprocessor: str = ""
+    #: Try low rank, fewer channels and fewer blocks, each distilled from the model's own answers.
+    variants: bool = False
+    #: Seconds that each variant learns.
+    variant_seconds: float = VARIANT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +230,26 @@ def check_request(request: PrepareRequest) -> None:
     if request.task is not None and (request.sides or request.own_exits):
         field = "side" if request.sides else "own-exits"
         raise InvalidArgumentError(f"{field} belongs to the task Top1; {request.task.output} has trained heads alone")
+    _check_variants(request)
     if request.preprocessor and not request.encoded:
         raise InvalidArgumentError("preprocessor belongs to --encoded; give both, or neither")
     if not 0 <= request.seed < 2**31:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
+
+
+def _check_variants(request: PrepareRequest) -> None:
+    if not request.variants:
+        return
+    if request.precision == "exact":
+        raise InvalidArgumentError("variants answer differently, which --precision exact rules out; give one of both")
+    if request.task is not None:
+        raise InvalidArgumentError(f"variants belong to the task Top1; leave --variants out with {request.task.output}")
+    if not DEVICES[request.device].is_cpu:
+        raise InvalidArgumentError(
+            f"variants are tried on CPUs alone; leave --variants out with --device {request.device}"
+        )
+    if not 1 <= request.variant_seconds <= 86_400:
+        raise InvalidArgumentError(f"variant-seconds is {request.variant_seconds}; it must lie in [1, 86400]")
 
 
 def read_inputs(request: PrepareRequest, images: ImageReader | None = None) -> Inputs:
@@ -410,12 +441,15 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[CandidateVerdict]
         threads=request.threads,
         seconds=time.perf_counter() - start,
         approximations=approximation_lines(found, head_outputs, reference),
+        frontier=found.frontier,
         executors=executors,
         served=backbone.output.name,
         exits=request.own_exits,
         assumed=backbone.found.assumed(reference) if backbone.found is not None else (),
     )
     write_report(report)
+    if request.variants:
+        forget(variant_folder(request.out))
     return report
 
 
@@ -438,8 +472,40 @@ def _approximated(
             pass_threads=training_threads(),
             seconds=request.profile_seconds,
             reporter=search.reporter,
+            variants=_variant_work(search, split, ramps) if request.variants else None,
         ),
     )
+
+
+def _variant_work(search: _Search, split: HeadSplit, ramps: Sequence[RampSpec]) -> VariantWork:
+    """Variants learn from the rows for heads only, where there are some: then all of the stream's rows judge them."""
+    request, x, extra = search.request, search.inputs.x, search.inputs.extra
+    rows, judged = (
+        (extra, x[: split.head]) if len(extra) >= split.train else (x[: split.train], x[split.train : split.head])
+    )
+    if len(rows) < FEWEST_VARIANT_ROWS:
+        raise InvalidArgumentError(
+            f"variants would learn from {len(rows)} rows; at least {FEWEST_VARIANT_ROWS} are needed: give more data, "
+            "--head-data or a larger --head-share"
+        )
+    entry = search.backbone.input.name
+    studio = Studio(
+        search.backbone,
+        search.found.places,
+        tuple(sorted({spec.tensor for spec in ramps if spec.tensor != entry})),
+        rows,
+        request.variant_seconds,
+        request.seed,
+        training_threads(),
+        variant_folder(request.out),
+        search.reporter,
+    )
+    return VariantWork(studio, judged)
+
+
+def variant_folder(out: Path) -> Path:
+    """Where finished variants wait for the bundle."""
+    return out.absolute().parent / f".{out.name}.variants"
 
 
 def _ramp_lines(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from offramp_worker.prepare.places.places import Unread
 from offramp_worker.prepare.precision.judging import Lowered
 from offramp_worker.prepare.precision.precisions import Approximations
 from offramp_worker.prepare.source.data import FloatArray
+from offramp_worker.prepare.variants.choosing import Point
 from offramp_worker.prepare.writing import ramp_order
 
 if TYPE_CHECKING:  # the worker image trains without showing anything, and has no such library
@@ -122,6 +123,7 @@ class PrepareReport:
     exits: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
     assumed: tuple[str, ...] = ()
+    frontier: tuple[Point, ...] = ()
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
@@ -163,6 +165,7 @@ class PrepareReport:
             "outlook": [outlook.to_mapping() for outlook in self.outlooks],
             "outlook_before": [outlook.to_mapping() for outlook in self.outlooks_before],
             "approximations": [line.to_mapping() for line in self.approximations],
+            "frontier": [asdict(point) for point in self.frontier],
             "executors": {"seconds": self.executors.seconds, "missing": dict(self.executors.missing)},
             "data": dict(self.data),
             "exact_seconds": {str(size): seconds for size, seconds in self.exact_seconds.items()},
@@ -206,7 +209,14 @@ def print_report(report: PrepareReport, console: Console) -> None:
     from rich.console import Group
 
     console.print(
-        Group(_ramp_table(report), _outlook_table(report), *_executor_table(report), *_notes(report)), highlight=False
+        Group(
+            _ramp_table(report),
+            _outlook_table(report),
+            *_executor_table(report),
+            *_frontier_table(report),
+            *_notes(report),
+        ),
+        highlight=False,
     )
 
 
@@ -286,6 +296,20 @@ def _executor_table(report: PrepareReport) -> list[Table]:
         table.add_column(column, justify="left" if column == "executor" else "right", no_wrap=True)
     for name, seconds in report.executors.seconds.items():
         table.add_row(name, *(f"{1e3 * seconds[size]:.2f}" if size in seconds else "" for size in sizes))
+    return [table]
+
+
+def _frontier_table(report: PrepareReport) -> list[Table]:
+    if not report.frontier:
+        return []
+    table = _table(
+        title="Forms of the model: mean time over batch sizes and expected disagreement against fp32, on rows that no "
+        "variant learned from"
+    )
+    for column in ("form", "time", "disagrees", "MiB", "stays"):
+        table.add_column(column, justify="left" if column in ("form", "stays") else "right", no_wrap=True)
+    for p in sorted(report.frontier, key=lambda point: -point.time):
+        table.add_row(p.name, f"{p.time:.2f}", f"{p.disagreement:.2%}", f"{p.size_bytes / 2**20:.1f}", p.stays)
     return [table]
 
 

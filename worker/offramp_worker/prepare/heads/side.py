@@ -100,17 +100,42 @@ def load_side(
             quantized = choose_quantized(small, x, seed=seed, threads=threads, seconds=COMPARE_SECONDS)
             advance(1)
     model = small.model if quantized is None or quantized.model is None else quantized.model
-    model = ending_in_logits(model, small.scale)
-    spec = RampSpec(
-        id=_ramp_id(small.name, taken),
+    side = Side(
+        _spec(small.name, backbone, taken), uri, ending_in_logits(model, small.scale), quantized, dict[int, float]()
+    )
+    return timed([side], backbone, x, threads=threads, seconds=seconds, device=device)[0]
+
+
+def variant_side(name: str, model: onnx.ModelProto, method: str, backbone: Backbone, *, taken: Collection[str]) -> Side:
+    """A form of the backbone itself in front of it, not timed yet."""
+    small = _with_input(replace(backbone, name=name, model=model), backbone.input.name)
+    return Side(
+        _spec(name, backbone, taken),
+        name,
+        ending_in_logits(small.model, backbone.scale),
+        Lowered(model, method, ()),
+        dict[int, float](),
+    )
+
+
+def timed(
+    sides: Sequence[Side], backbone: Backbone, x: InputArray, *, threads: int, seconds: float, device: Device = CPU
+) -> list[Side]:
+    """The sides with their seconds, measured in turn."""
+    models = {side.spec.id: side.model for side in sides}
+    taken = side_seconds(models, backbone, x, threads=threads, seconds=seconds, device=device)
+    return [replace(side, seconds=taken[side.spec.id]) for side in sides]
+
+
+def _spec(name: str, backbone: Backbone, taken: Collection[str]) -> RampSpec:
+    return RampSpec(
+        id=_ramp_id(name, taken),
         tensor=backbone.input.name,
         position=INPUT_POSITION,
         depth=0.0,
         head="model",
         channels=max(1, backbone.input.shape[0]),
     )
-    taken_seconds = side_seconds({spec.id: model}, backbone, x, threads=threads, seconds=seconds, device=device)
-    return Side(spec, uri, model, quantized, taken_seconds[spec.id])
 
 
 def side_merit(

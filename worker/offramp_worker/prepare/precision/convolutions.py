@@ -52,7 +52,7 @@ def study_convolutions(model: onnx.ModelProto, x: Array, spec: TensorSpec, *, th
     """
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     nodes = [n for n in model.graph.node if n.op_type == "Conv" and n.input[1] in weights]
-    plain = [node for node in nodes if _is_plain(node, weights[node.input[1]])]
+    plain = [node for node in nodes if is_plain(node, weights[node.input[1]])]
     read = dict.fromkeys([*(n.input[0] for n in plain if n.input[0] != spec.name), *(n.output[0] for n in nodes)])
     if not read:
         return Studied({}, {})
@@ -93,7 +93,7 @@ def patches(x: Single, node: onnx.NodeProto, kernel: tuple[int, ...], *, most: i
     return np.ascontiguousarray(some.transpose(0, 2, 3, 1, 4, 5)).reshape(-1, x.shape[1] * math.prod(kernel))
 
 
-def _is_plain(node: onnx.NodeProto, weight: Array) -> bool:
+def is_plain(node: onnx.NodeProto, weight: Array) -> bool:
     of = {attribute.name: attribute for attribute in node.attribute}
     grouped = "group" in of and of["group"].i != 1
     dilated = "dilations" in of and set(of["dilations"].ints) != {1}

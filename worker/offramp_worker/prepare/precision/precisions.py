@@ -29,16 +29,26 @@ from offramp_worker.prepare.heads.selection import (
     cost_of,
     merit,
 )
-from offramp_worker.prepare.heads.side import Side, cannot_pay, load_side, side_logits, side_merit
+from offramp_worker.prepare.heads.side import (
+    Side,
+    cannot_pay,
+    load_side,
+    side_logits,
+    side_merit,
+    timed,
+    variant_side,
+)
 from offramp_worker.prepare.measuring.profiling import Measurements, measure, profile_of, with_chain, with_heads
 from offramp_worker.prepare.places.cuts import Place
 from offramp_worker.prepare.precision.halving import choose_half
-from offramp_worker.prepare.precision.judging import Lowered
+from offramp_worker.prepare.precision.judging import JUDGED_ROWS, Lowered
 from offramp_worker.prepare.precision.mixing import Exits
 from offramp_worker.prepare.precision.quantizing import choose_quantized
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.source.data import FloatArray, InputArray
 from offramp_worker.prepare.source.sources import Backbone
+from offramp_worker.prepare.variants.choosing import MOST_IN_FRONT, Point, forms_of, in_front, in_place, points_of
+from offramp_worker.prepare.variants.making import RECIPES, Studio, make_variants
 
 Allowed = Literal["auto", "exact"]
 
@@ -119,6 +129,15 @@ class Work:
     pass_threads: int
     seconds: float
     reporter: Reporter
+    variants: VariantWork | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VariantWork:
+    """How variants are made: the ``studio``, and rows (n, ...) that judge them, from which none learns."""
+
+    studio: Studio
+    judged: InputArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +146,8 @@ class Approximations:
 
     ``others`` are the chains of lower precisions that stay, ``lowered`` tells what was tried at each that was allowed.
     ``head_outputs`` maps the columns that the fp32 heads do not fill to their logits on the validation rows.
-    ``refused`` are side models and ramps of other chains that do not stay.
+    ``refused`` are side models and ramps of other chains that do not stay, ``frontier`` is what was measured of
+    variants.
     """
 
     exact: Chain
@@ -136,6 +156,7 @@ class Approximations:
     lowered: Mapping[Precision, Lowered]
     head_outputs: Mapping[str, FloatArray]
     refused: tuple[CandidateVerdict, ...]
+    frontier: tuple[Point, ...] = ()
 
     @property
     def at_input(self) -> tuple[RampSpec, ...]:
@@ -211,7 +232,6 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
     """
     reference, heard = exact.score(work.validation, threads=work.pass_threads, advance=_silent)
     sides = _sides(exact, side_uris, reference, work)
-    kept = tuple(side for side in sides if not side.refused)
     lowered: dict[Precision, Lowered] = {}
     chains: list[Chain] = []
     if work.allowed == "auto":
@@ -220,6 +240,14 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
             lowered[precision] = made = _lower(precision, choose, exact, exits, work)
             if made.model is not None:
                 chains.append(_chain(precision, made.model, exact, work))
+    frontier: tuple[Point, ...] = ()
+    if work.variants is not None:
+        tried = _variants(exact, chains, sides, work)
+        lowered |= tried.lowered
+        chains += [_chain(name, made.model, exact, work) for name, made in tried.lowered.items() if made.model]
+        sides += tried.sides
+        frontier = tried.points
+    kept = tuple(side for side in sides if not side.refused)
     head_outputs = _score_others(exact, kept, chains, work.validation, threads=work.pass_threads)
     refused = [CandidateVerdict(side.spec, side.merit, side.refused) for side in sides if side.refused and side.merit]
     for index, chain in enumerate(chains):
@@ -228,7 +256,7 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
         refused += [v for v in verdicts if v.refused]
     gone = {v.spec.id for v in refused}
     head_outputs = {key: value for key, value in head_outputs.items() if key not in gone}
-    return Approximations(exact, kept, tuple(chains), lowered, head_outputs, tuple(refused))
+    return Approximations(exact, kept, tuple(chains), lowered, head_outputs, tuple(refused), frontier)
 
 
 def merits(
@@ -252,7 +280,6 @@ def merits(
 
 
 def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work) -> list[Side]:
-    seconds = {b.batch_size: b.exact_seconds for b in exact.measured.batches}
     sides: list[Side] = []
     for uri in uris:
         side = load_side(
@@ -267,11 +294,57 @@ def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work)
             seconds=work.seconds / 4,
             reporter=work.reporter,
         )
-        (logits,) = side_logits([side], work.validation, exact.backbone.input, threads=work.pass_threads)
-        by = temperature(logits, softmax(exact.backbone.scale.to_logits(reference)))
-        worth = side_merit(side, logits / np.float32(by), reference, task=exact.backbone.task, exact_seconds=seconds)
-        sides.append(replace(side, model=with_temperature(side.model, by), merit=worth, refused=cannot_pay(worth)))
+        sides += _weighed([side], exact, work.validation, reference, work)
     return sides
+
+
+def _weighed(sides: Sequence[Side], exact: Chain, rows: InputArray, reference: FloatArray, work: Work) -> list[Side]:
+    """Side models as sure as the model is, with what each is worth on rows of which the model said ``reference``."""
+    seconds = {b.batch_size: b.exact_seconds for b in exact.measured.batches}
+    logits = side_logits(sides, rows, exact.backbone.input, threads=work.pass_threads)
+    weighed = []
+    for side, said in zip(sides, logits, strict=True):
+        by = temperature(said, softmax(exact.backbone.scale.to_logits(reference)))
+        worth = side_merit(side, said / np.float32(by), reference, task=exact.backbone.task, exact_seconds=seconds)
+        weighed.append(replace(side, model=with_temperature(side.model, by), merit=worth, refused=cannot_pay(worth)))
+    return weighed
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    lowered: dict[Precision, Lowered]
+    sides: list[Side]
+    points: tuple[Point, ...]
+
+
+def _variants(exact: Chain, chains: Sequence[Chain], sides: Sequence[Side], work: Work) -> _Tried:
+    """Variants in the place of the model and in front of it, with the reason where they do not stay."""
+    assert work.variants is not None
+    studio = work.variants.studio
+    made = make_variants(studio, RECIPES)
+    graphs = {chain.precision: chain.backbone.model for chain in chains}
+    forms, others = forms_of(made, graphs, studio, work.variants.judged, seconds=work.seconds, threads=work.threads)
+    judged = in_place(forms, others)
+    lowered = {variant.name: Lowered(None, "", (), variant.refused) for variant in made if variant.model is None}
+    for form in forms:
+        worth = judged[form.name]
+        lowered[form.name] = Lowered(None if worth.refused else form.model, form.method, (worth,))
+    taken = {*(spec.id for spec in exact.ramps), *(side.spec.id for side in sides)}
+    fast = [form for form in forms if min(form.worth.ratio.values()) < MOST_IN_FRONT]
+    fronts = [variant_side(form.name, form.model, form.method, exact.backbone, taken=taken) for form in fast]
+    fronts = timed(fronts, exact.backbone, work.rows, threads=work.threads, seconds=work.seconds, device=work.device)
+    judges = work.variants.judged[:JUDGED_ROWS]
+    reference, _ = exact.score(judges, threads=work.pass_threads, advance=_silent)
+    fronts = in_front(_weighed(fronts, exact, judges, reference, work), [side for side in sides if not side.refused])
+    points = points_of(
+        exact.backbone.model,
+        graphs,
+        others,
+        forms,
+        stay={name for name, worth in judged.items() if not worth.refused},
+        fronts={side.source for side in fronts if not side.refused},
+    )
+    return _Tried(lowered, fronts, points)
 
 
 def _exits(exact: Chain, head_outputs: Mapping[str, FloatArray], reference: FloatArray) -> Exits:

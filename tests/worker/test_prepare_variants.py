@@ -1,0 +1,401 @@
+"""``offramp prepare --variants``: what is left out of a graph, what stays in the bundle, and a worker that serves it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import prepared
+import pytest
+import torch
+from onnx import TensorProto, helper
+from prepared import run
+from processes import WorkerProcess, infer_json
+from rich.console import Console
+from safetensors.torch import save_file
+from torch import nn
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.precision import EXACT
+from offramp_core.records import records_from_arrays
+from offramp_core.tuning import Proposed, TuningRequest, tune
+from offramp_worker.bundle.graph import tensor_values, with_outputs
+from offramp_worker.bundle.load import load_bundle
+from offramp_worker.devices import open_session
+from offramp_worker.prepare.families import build_family
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle, variant_folder
+from offramp_worker.prepare.places.places import find_places
+from offramp_worker.prepare.precision import precisions
+from offramp_worker.prepare.precision.folding import folded
+from offramp_worker.prepare.precision.judging import Candidate
+from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.report import PrepareReport, print_report
+from offramp_worker.prepare.source.sources import Backbone, load_backbone
+from offramp_worker.prepare.variants import distilling, making
+from offramp_worker.prepare.variants.choosing import Form, in_place
+from offramp_worker.prepare.variants.layers import damped, input_moments, layers_of
+from offramp_worker.prepare.variants.lowrank import divide, low_rank
+from offramp_worker.prepare.variants.making import Recipe
+from offramp_worker.prepare.variants.pruning import inner_channels, pruned
+from offramp_worker.prepare.variants.shallow import blocks_of, without_blocks
+from offramp_worker.prepare.variants.twin import Twin
+
+PARAMETERS = {"blocks": "2", "width": "16", "channels": "1", "classes": str(prepared.CLASSES)}
+STEPS = 25
+BUDGET = 0.2
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A residual network with blocks to leave out and channels to spare, which has learned something."""
+    x, y = prepared.images(512, seed=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build_family("resnet", PARAMETERS).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+        for rows in torch.randperm(512).split(32) * 2:
+            loss = nn.functional.cross_entropy(model(torch.from_numpy(x)[rows]), torch.from_numpy(y)[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    torch.set_num_threads(threads)
+    weights = tmp_path_factory.mktemp("model") / "small.safetensors"
+    save_file(model.eval().state_dict(), weights)
+    return f"family:resnet?weights={weights}&" + "&".join(f"{key}={value}" for key, value in PARAMETERS.items())
+
+
+@pytest.fixture(scope="module")
+def network(uri: str, rows: np.ndarray) -> Backbone:
+    return load_backbone(uri, rows)
+
+
+@pytest.fixture(scope="module")
+def graph(network: Backbone, rows: np.ndarray) -> onnx.ModelProto:
+    """As variants are made of it."""
+    return folded(network.model, keep={place.tensor for place in find_places(network, rows).places})
+
+
+# What is left out
+
+
+def test_the_module_that_learns_answers_as_the_graph_does_and_gives_back_what_it_learned(
+    graph: onnx.ModelProto, rows: np.ndarray
+) -> None:
+    twin, read = Twin(graph), graph.graph.node[1].output[0]
+    said, (feature,) = twin(torch.from_numpy(rows), [read])
+    np.testing.assert_allclose(said.detach().numpy(), run(graph, rows), rtol=1e-4, atol=1e-4)
+    seen = tensor_values(open_session(with_outputs(graph, [read]), threads=1), [read], rows, entry="input")[read]
+    np.testing.assert_allclose(feature.detach().numpy(), seen, rtol=1e-4, atol=1e-4)
+    said.square().mean().backward()
+    with torch.no_grad():
+        for weight in twin.parameters():
+            weight -= 0.01 * weight.grad
+    other = onnx.ModelProto()
+    other.CopyFrom(graph)
+    twin.write_back(other)
+    again, _ = twin(torch.from_numpy(rows))
+    np.testing.assert_allclose(run(other, rows), again.detach().numpy(), rtol=1e-4, atol=1e-4)
+    assert np.abs(run(other, rows) - run(graph, rows)).max() > 1e-3
+
+
+def test_all_of_the_energy_changes_no_answer_and_less_of_it_computes_less(
+    graph: onnx.ModelProto, network: Backbone, rows: np.ndarray
+) -> None:
+    moments = input_moments(graph, layers_of(graph), rows, network.input, threads=1)
+    some, divided = low_rank(graph, moments, energy=0.8)
+    assert divided and onnx.checker.check_model(some) is None
+
+    def multiplications(model: onnx.ModelProto) -> int:
+        return sum(layer.matrix.size for layer in layers_of(model).values())
+
+    assert multiplications(some) < multiplications(graph)
+    assert run(some, rows).shape == run(graph, rows).shape
+
+
+def test_a_matrix_of_low_rank_is_divided_exactly_and_what_inputs_never_show_is_left_out_first() -> None:
+    random = np.random.default_rng(0)
+    matrix = random.normal(size=(64, 8)) @ random.normal(size=(8, 48))
+    halves = divide(matrix, None, energy=0.999999)
+    assert halves is not None and halves[0].shape == (64, 8)
+    np.testing.assert_allclose(halves[0] @ halves[1], matrix, atol=1e-9)
+    full = random.normal(size=(64, 48))
+    seen = np.diag([1.0] * 8 + [0.0] * 56)  # inputs vary along eight axes alone
+    shown = divide(full, seen, energy=0.99)
+    assert shown is not None
+    np.testing.assert_allclose((shown[0] @ shown[1])[:8], full[:8], atol=0.2)
+
+
+def test_channels_inside_of_blocks_go_and_the_next_layer_makes_up_for_them(
+    graph: onnx.ModelProto, network: Backbone, rows: np.ndarray
+) -> None:
+    layers = layers_of(graph)
+    moments = input_moments(graph, layers, rows, network.input, threads=1)
+    cuts = {place.tensor for place in find_places(network, rows).places}
+    assert len(inner_channels(graph, keep=cuts)) == 6  # one for each block; the stream keeps its width
+    thin, pairs = pruned(graph, moments, share=0.5, keep=cuts)
+    assert pairs == 6
+    widths = [layer.shape[0] for layer in layers_of(thin).values() if layer.is_convolution]
+    assert widths == [16, 8, 16, 8, 16, 16, 32, 16, 32, 32, 64, 32, 64]
+    inner = inner_channels(graph, keep=cuts)[0]
+    reader = inner.readers[0]
+    kept = layers_of(thin)[reader.node.name].matrix
+    every = damped(moments[reader.node.name])
+    stay = [i for i in range(len(reader.matrix)) if np.isfinite(i)]
+    assert kept.shape[0] == len(stay) // 2
+    alone = np.zeros_like(reader.matrix)
+    error = reader.matrix - alone
+    assert np.trace(error.T @ every @ error) > 0
+
+
+def test_depthwise_convolutions_lose_the_channels_of_the_layers_around_them() -> None:
+    random = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return onnx.numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
+
+    value = helper.make_tensor_value_info
+    model = helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node("Conv", ["x", "w1", "b1"], ["a"], name="wide"),
+                helper.make_node("Relu", ["a"], ["r"], name="relu"),
+                helper.make_node("Conv", ["r", "w2", "b2"], ["d"], name="depthwise", group=24, pads=[1, 1, 1, 1]),
+                helper.make_node("Mul", ["d", "gain"], ["m"], name="gain"),
+                helper.make_node("Conv", ["m", "w3"], ["y"], name="narrow"),
+            ],
+            "inverted",
+            [value("x", TensorProto.FLOAT, ["batch", 8, 6, 6])],
+            [value("y", TensorProto.FLOAT, ["batch", 8, 6, 6])],
+            [
+                weight("w1", 24, 8, 1, 1),
+                weight("b1", 24),
+                weight("w2", 24, 1, 3, 3),
+                weight("b2", 24),
+                weight("gain", 1, 24, 1, 1),
+                weight("w3", 8, 24, 1, 1),
+            ],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+    )
+    model.ir_version = 10
+    thin, pairs = pruned(model, {}, share=0.5, keep=())
+    sizes = {tensor.name: list(tensor.dims) for tensor in thin.graph.initializer}
+    assert pairs == 1
+    assert [sizes[n][0] for n in ("w1", "b1", "w2", "b2")] == [16] * 4
+    assert sizes["gain"] == [1, 16, 1, 1] and sizes["w3"] == [8, 16, 1, 1]
+    assert run(thin, random.normal(size=(2, 8, 6, 6)).astype(np.float32)).shape == (2, 8, 6, 6)
+
+
+def test_blocks_between_features_of_one_shape_can_be_left_out(
+    graph: onnx.ModelProto, network: Backbone, rows: np.ndarray
+) -> None:
+    places = find_places(network, rows).places
+    blocks = blocks_of(graph, places)
+    assert len(blocks) == 4  # two of the first stage, one of each of the others; where the map shrinks they stay
+    less = without_blocks(graph, blocks)
+    assert len(layers_of(less)) == len(layers_of(graph)) - 2 * len(blocks)
+    onnx.checker.check_model(less)
+    assert run(less, rows).shape == run(graph, rows).shape
+
+
+def test_a_graph_without_channels_of_its_own_cannot_be_pruned(graph: onnx.ModelProto) -> None:
+    every = {name for node in graph.graph.node for name in node.output}
+    with pytest.raises(InvalidArgumentError, match="no two of its layers share channels"):
+        pruned(graph, {}, share=0.5, keep=every)
+
+
+def test_an_operator_that_cannot_learn_is_named_with_the_next_step(graph: onnx.ModelProto) -> None:
+    other = onnx.ModelProto()
+    other.CopyFrom(graph)
+    other.graph.node[1].op_type = "Selu"
+    with pytest.raises(InvalidArgumentError, match="variants: the model has the operator Selu.*leave --variants out"):
+        Twin(other)
+
+
+# What stays
+
+
+def candidate(name: str, time: float, expected: float, refused: str = "") -> Candidate:
+    return Candidate(name, expected, expected, {1: time}, refused)
+
+
+def stays(*forms: Candidate, others: tuple[Candidate, ...] = ()) -> Mapping[str, str]:
+    judged = in_place([Form(c.method, "", onnx.ModelProto(), c) for c in forms], others)
+    return {name: worth.refused for name, worth in judged.items()}
+
+
+def test_what_is_slower_than_another_at_no_less_disagreement_is_refused_with_both_figures() -> None:
+    said = stays(candidate("a", 0.5, 0.02), candidate("b", 0.4, 0.02), others=(candidate("int8", 0.45, 0.001),))
+    assert said["b"] == ""
+    assert said["a"].startswith("b takes 0.40 of the fp32 time instead of 0.50 and disagrees no more (2.00%")
+
+
+def test_a_form_stays_where_it_is_the_fastest_within_some_budget() -> None:
+    int8 = candidate("int8", 0.5, 0.002)
+    assert stays(candidate("a", 0.3, 0.009), candidate("b", 0.2, 0.04), others=(int8,)) == {"a": "", "b": ""}
+    said = stays(candidate("c", 0.3, 0.06), others=(int8,))
+    assert said["c"] == "at no budget up to 5% is it the fastest that keeps it"
+
+
+def test_what_cannot_pay_alone_is_no_reason_to_refuse_another() -> None:
+    broken = candidate("a", 0.1, 0.0, refused="what it says is no finite number")
+    assert stays(broken, candidate("b", 0.5, 0.01))["b"] == ""
+
+
+# The whole of prepare, and a worker
+
+
+@pytest.fixture(scope="module")
+def request_(uri: str, tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
+    folder = tmp_path_factory.mktemp("variants")
+    np.savez(folder / "data.npz", x=prepared.images(1400, seed=2)[0])
+    return PrepareRequest(
+        model=uri,
+        data=str(folder / "data.npz"),
+        out=folder / "bundle",
+        name="small",
+        head_share=0.4,
+        profile_seconds=0.3,
+        compile_limit=0,
+        variants=True,
+        variant_seconds=STEPS,
+    )
+
+
+RECIPES = (Recipe("lowrank80", energy=0.8), Recipe("pruned50", channels=0.5))
+
+
+@pytest.fixture(scope="module")
+def report(request_: PrepareRequest) -> PrepareReport:
+    """Of a bundle in which all variants stay, whatever this machine says of their times; each learns ``STEPS`` steps."""
+    ticks = itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precisions, "RECIPES", RECIPES)
+        patch.setattr(precisions, "in_place", lambda forms, _: {f.name: replace(f.worth, refused="") for f in forms})
+        patch.setattr(distilling, "time", SimpleNamespace(process_time=lambda: next(ticks)))
+        patch.setattr(distilling, "BATCH", 32)
+        return prepare_bundle(replace(request_, threads=1), Reporter(quiet=True))
+
+
+def test_variants_are_precisions_of_the_bundle_with_exits_and_how_they_were_made(report: PrepareReport) -> None:
+    bundle = load_bundle(report.out)
+    assert {"lowrank80", "pruned50", "lowrank80int8", "pruned50int8"} <= set(bundle.backbones)
+    methods = {spec.name: spec.method for spec in bundle.manifest.backbones}
+    assert "of low rank" in methods["lowrank80"] and "steps of distillation" in methods["lowrank80"]
+    assert "50% of the channels" in methods["pruned50int8"] and "static-" in methods["pruned50int8"]
+    of_variant = [ramp for ramp in bundle.manifest.ramps if ramp.precision == "pruned50"]
+    lines = {line.verdict.spec.id: line.verdict.refused for line in report.lines}
+    assert of_variant or any(name.startswith("pruned50/") and reason for name, reason in lines.items())
+
+
+def test_the_report_has_every_form_with_its_time_disagreement_and_memory(report: PrepareReport) -> None:
+    points = {point.name: point for point in report.frontier}
+    assert set(points) >= {EXACT, "lowrank80", "pruned50", "lowrank80int8", "pruned50int8"}
+    assert points["pruned50"].size_bytes < points[EXACT].size_bytes
+    assert points["pruned50int8"].size_bytes < points["pruned50"].size_bytes
+    kept = json.loads((report.out / "report.json").read_text())["frontier"]
+    assert [point["name"] for point in kept] == [point.name for point in report.frontier]
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=200))
+    assert "Forms of the model" in shown.getvalue() and "pruned50int8" in shown.getvalue()
+
+
+def test_nothing_is_left_beside_the_bundle(request_: PrepareRequest, report: PrepareReport) -> None:
+    assert not variant_folder(request_.out).exists()
+
+
+def test_a_worker_serves_a_variant_under_a_certified_plan(report: PrepareReport, tmp_path: Path) -> None:
+    bundle = load_bundle(report.out)
+    manifest, name = bundle.manifest, "lowrank80"
+    with np.load(report.out / "records.npz") as file:
+        records = records_from_arrays(dict(file))
+    outcome = tune(
+        records,
+        TuningRequest(
+            max_disagreement=BUDGET,
+            delta=0.05,
+            test_index=1,
+            ramp_ids=tuple(c.id for c in bundle.columns if c.precision in ("", EXACT)),
+            backbone_digest=manifest.backbone_digest,
+            ramp_set_digest=manifest.ramp_set_digest,
+            max_overhead=1.0,
+            precisions=(name,),
+        ),
+    )
+    assert isinstance(outcome, Proposed), outcome
+    plan = outcome.plan
+    assert plan.precision == name
+    config = {
+        "apiVersion": "earlyexit.dev/v1alpha1",
+        "kind": "RampConfig",
+        "metadata": {"name": plan.name("small")},
+        "spec": plan.to_mapping(),
+        "status": {"state": "Stable", "certificates": [outcome.certificate.to_mapping()]},
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(config))
+    env = {"OFFRAMP_FIXED_PLAN": str(tmp_path / "plan.json"), "OFFRAMP_STATE_DIR": str(tmp_path)}
+    x = prepared.images(24, seed=9)[0]
+    expected = run(bundle.backbones[name], x)
+    with WorkerProcess(report.out, control_plane=False, env=env) as worker:
+        reply = worker.public.post("/v2/models/small/infer", json=infer_json(x)).json()
+    exits = str(reply["parameters"]["exit"]).split(",")
+    exits = exits * len(x) if len(exits) == 1 else exits
+    assert set(exits) <= {"final", *(ramp.id for ramp in plan.ramps)}
+    logits = np.array(reply["outputs"][0]["data"], dtype=np.float32).reshape(len(x), -1)
+    ended = [i for i, where in enumerate(exits) if where == "final"]
+    np.testing.assert_allclose(logits[ended], expected[ended], rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_variants_that_were_finished(
+    request_: PrepareRequest, tmp_path: Path
+) -> None:
+    request, ticks, taught = replace(request_, out=tmp_path / "bundle"), itertools.count(), list[str]()
+
+    class Stopped(Exception):
+        pass
+
+    class Watching(Reporter):
+        def step(self, name: str, *, total: int):  # type: ignore[no-untyped-def]
+            if name.startswith("teach "):
+                taught.append(name.split()[1])
+            if name == "teach pruned50 (s)" and len(taught) == 2:
+                raise Stopped
+            if name == "quantise the variants":
+                raise Stopped
+            return super().step(name, total=total)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precisions, "RECIPES", RECIPES)
+        patch.setattr(distilling, "time", SimpleNamespace(process_time=lambda: next(ticks)))
+        patch.setattr(distilling, "BATCH", 8)
+        for _ in range(2):
+            with pytest.raises(Stopped):
+                prepare_bundle(request, Watching(quiet=True))
+    assert taught == ["lowrank80", "pruned50", "pruned50"]
+    assert making.GENERATION and variant_folder(request.out).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"precision": "exact"}, "variants answer differently, which --precision exact rules out"),
+        ({"device": "cuda"}, "variants are tried on CPUs alone; leave --variants out with --device cuda"),
+        ({"variant_seconds": 0.0}, r"variant-seconds is 0.0; it must lie in \[1, 86400\]"),
+        ({"variant_seconds": float("nan")}, r"variant-seconds is nan; it must lie in \[1, 86400\]"),
+    ],
+    ids=str,
+)
+def test_a_request_that_contradicts_itself_is_refused(
+    request_: PrepareRequest, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        prepare_bundle(replace(request_, out=tmp_path / "bundle", **change), Reporter(quiet=True))  # type: ignore[arg-type]
