@@ -259,6 +259,8 @@ def prepare(
         return
     declared = _declared(task, k=k, thresholds=thresholds, loss=loss, measure=measure, tolerance=tolerance)
     _check_source(model, refresh, own_exits, declared, encoded=encoded)
+    if refresh is not None and variants:
+        _refuse("give --variants with --model; --refresh keeps the bundle's")
     report = _prepared(_request(context.params, declared), refresh=refresh is not None)
     if json_output:
         print(json.dumps(report.to_mapping(), indent=2))

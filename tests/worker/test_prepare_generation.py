@@ -328,6 +328,7 @@ def test_too_few_prompts_are_refused(data: Path, tmp_path: Path) -> None:
     [
         (["--side", "x.onnx"], "--side belongs to other tasks"),
         (["--device", "cuda"], "--device belongs to other tasks"),
+        (["--variants"], "--variants belongs to other tasks"),
         (["--answer-tokens", "1"], "answer-tokens is 1"),
         (["--answer-tokens", "600"], "context has 512"),
         (["--name", "A/B"], "name 'A/B'"),

@@ -1,4 +1,5 @@
-"""The picture at the end of ``offramp prepare``: who could leave where, what it costs, and what plans could save."""
+"""The pictures at the end of ``offramp prepare``: who could leave where, what it costs, and what plans could save; with
+variants, time, disagreement and memory of all forms of the model."""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ from offramp_core.bundle import HeadKind
 from offramp_worker.prepare.heads.selection import BUDGETS
 from offramp_worker.prepare.measuring.outlook import USUAL_OVERHEAD, Outlook
 from offramp_worker.prepare.report import PrepareReport, RampLine
+from offramp_worker.prepare.variants.choosing import Point
 
 SIZE, DPI = (11.0, 7.5), 110
+FRONTIER_SIZE, MARK_AREA = (8.0, 5.0), 600.0
+LEAST_SHOWN = 0.01  # %
 SHOWN_BUDGET = 0.01
 SPREAD = 0.013  # of the x axis, between heads of one place
 KINDS: dict[HeadKind, tuple[str, str]] = {
@@ -40,6 +44,30 @@ def draw(report: PrepareReport, path: Path) -> None:
     _savings(saving, report.outlooks)
     figure.suptitle(
         f"{report.name}: {len(report.kept)} ramps at {len({r.verdict.spec.position for r in report.kept})} places"
+    )
+    figure.savefig(path, dpi=DPI)
+
+
+def draw_frontier(points: Sequence[Point], path: Path) -> None:
+    """Write the picture of all forms of the model as PNG: time, expected disagreement, and memory as the size of a
+    mark."""
+    figure = Figure(figsize=FRONTIER_SIZE, layout="constrained")
+    axes = figure.add_subplot()
+    largest = max(point.size_bytes for point in points)
+    for point in points:
+        x, y = max(100 * point.disagreement, LEAST_SHOWN), point.time
+        colour = "#0072B2" if point.stays else "#999999"
+        size = MARK_AREA * point.size_bytes / largest
+        axes.scatter([x], [y], s=size, color=colour, alpha=0.5, edgecolors="black" if point.stays else "none")
+        axes.annotate(point.name, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    for budget in BUDGETS:
+        axes.axvline(100 * budget, color="black", lw=0.6, ls=":")
+    axes.set(
+        xlabel=f"expected disagreement (%); what is below {LEAST_SHOWN:g} stands there, dotted: budgets",
+        ylabel="time as a share of the model's, mean over batch sizes",
+        title=f"Forms of the model: blue stay. Area: memory, up to {largest / 2**20:.1f} MiB",
     )
     figure.savefig(path, dpi=DPI)
 

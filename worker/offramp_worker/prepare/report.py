@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the worker image trains without showing anything, and has n
     from rich.console import Console
     from rich.table import Table
 
-REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
+REPORT_FILE, PICTURE_FILE, FRONTIER_FILE = "report.json", "report.png", "frontier.png"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +176,14 @@ class PrepareReport:
 
 
 def write_report(report: PrepareReport) -> None:
-    """Put report.json and report.png into the bundle's folder. They are for people: no manifest lists and no worker
+    """Put report.json and its pictures into the bundle's folder. They are for people: no manifest lists and no worker
     reads them."""
-    from offramp_worker.prepare.picture import draw  # matplotlib takes a second to import
+    from offramp_worker.prepare.picture import draw, draw_frontier  # matplotlib takes a second to import
 
     (report.out / REPORT_FILE).write_text(json.dumps(report.to_mapping(), indent=1) + "\n", encoding="utf-8")
     draw(report, report.out / PICTURE_FILE)
+    if report.frontier:
+        draw_frontier(report.frontier, report.out / FRONTIER_FILE)
 
 
 def approximation_lines(
@@ -362,7 +364,8 @@ def _notes(report: PrepareReport) -> list[str]:
     )
     return [
         *lines,
-        f"bundle written to {report.out} in {report.seconds:.0f} s, with {REPORT_FILE} and {PICTURE_FILE}",
+        f"bundle written to {report.out} in {report.seconds:.0f} s, with {REPORT_FILE} and {PICTURE_FILE}"
+        + (f", all forms in {FRONTIER_FILE}" if report.frontier else ""),
         f"next: {report.next_command}",
     ]
 

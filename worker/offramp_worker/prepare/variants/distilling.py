@@ -1,7 +1,7 @@
 """A variant learns the model's own answers, and its features where ramps read, for a stated time.
 
 No labels are needed. The time is a bound, so what a variant becomes depends on the machine; how many steps it took is
-recorded. The clock is processor time, of which neighbors on a shared machine take none away.
+recorded. The clock is the thread's processor time, of which neighbors on a shared machine take none away.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Course:
     scale: Scale
     seconds: float
     seed: int
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Learned:
 
 
 def distill(model: onnx.ModelProto, course: Course, *, read: Sequence[str], advance: Callable[[int], None]) -> Learned:
-    """Teach a variant.
+    """Teach a variant on this thread.
 
     Parameters
     ----------
@@ -76,38 +75,30 @@ def distill(model: onnx.ModelProto, course: Course, *, read: Sequence[str], adva
     """
     twin = Twin(model)
     names = [output_name(course.teacher), *read]
-    teacher = open_session(with_outputs(course.teacher, list(read)), threads=course.threads)
+    teacher = open_session(with_outputs(course.teacher, list(read)), threads=1)
     random = np.random.default_rng(course.seed)
     peak = LEARNING_RATES["images" if course.rows.ndim == 4 else "tokens"]
     optimizer = torch.optim.AdamW(twin.parameters(), lr=peak, weight_decay=0.0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(course.threads)
-    start, steps, told = time.process_time(), 0, 0
-    try:
-        while (passed := (time.process_time() - start) / course.threads) < course.seconds:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * _share(passed / course.seconds)
-            x = _batch(course, random)
-            values = tensor_values(teacher, names, x, entry=course.spec.name)
-            wanted = [torch.from_numpy(values[name]) for name in names]
-            output, features = twin(torch.from_numpy(x), read)
-            loss = _answers_differ(output, wanted[0], course.scale)
-            if read:
-                loss = (
-                    loss
-                    + HINTS
-                    * torch.stack([_features_differ(f, w) for f, w in zip(features, wanted[1:], strict=True)]).mean()
-                )
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(twin.parameters(), LARGEST_STEP)
-            optimizer.step()
-            steps += 1
-            advance(int(passed) - told)
-            told = int(passed)
-    finally:
-        torch.set_num_threads(before)
-    advance(math.ceil(course.seconds) - told)
+    start, steps, told = time.thread_time(), 0, 0
+    while (passed := time.thread_time() - start) < course.seconds:
+        for group in optimizer.param_groups:
+            group["lr"] = peak * _share(passed / course.seconds)
+        x = _batch(course, random)
+        values = tensor_values(teacher, names, x, entry=course.spec.name)
+        wanted = [torch.from_numpy(values[name]) for name in names]
+        output, features = twin(torch.from_numpy(x), read)
+        loss = _answers_differ(output, wanted[0], course.scale)
+        if read:
+            hints = [_features_differ(f, w) for f, w in zip(features, wanted[1:], strict=True)]
+            loss = loss + HINTS * torch.stack(hints).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), LARGEST_STEP)
+        optimizer.step()
+        steps += 1
+        advance(int(passed) - told)
+        told = int(passed)
+    advance(round(course.seconds) - told)
     learned = onnx.ModelProto()
     learned.CopyFrom(model)
     twin.write_back(learned)

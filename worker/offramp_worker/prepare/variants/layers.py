@@ -89,14 +89,17 @@ def input_moments(
     read = {name: layer for name, layer in layers.items() if len(layer.matrix) <= WIDEST}
     tensors = list(dict.fromkeys(layer.node.input[0] for layer in read.values() if layer.node.input[0] != spec.name))
     session = open_session(with_outputs(model, tensors), threads=threads)
-    step = min(MAX_CHUNK_ROWS, rows_at_once(tensor_values(session, tensors, pad_rows([x[:1]], spec), entry=spec.name)))
+    step: int = min(
+        MAX_CHUNK_ROWS, rows_at_once(tensor_values(session, tensors, pad_rows([x[:1]], spec), entry=spec.name))
+    )
     sums = {name: np.zeros((len(layer.matrix),) * 2) for name, layer in read.items()}
     counts: dict[str, int] = {}
     for chunk in by_length(x, spec, size=step):
         rows = pad_rows([x[chunk]], spec)
         values = {**tensor_values(session, tensors, rows, entry=spec.name), spec.name: rows}
+        share = MOST_PATCHES * len(chunk) // len(x)
         for name, layer in read.items():
-            seen = _columns(values[layer.node.input[0]], layer, most=MOST_PATCHES * len(chunk) // len(x))
+            seen = _columns(values[layer.node.input[0]], layer, most=share)
             sums[name] += seen.T @ seen
             counts[name] = counts.get(name, 0) + len(seen)
     return {name: total / counts[name] for name, total in sums.items()}
@@ -110,7 +113,7 @@ def _columns(value: Array, layer: Layer, *, most: int) -> Array:
 
 def damped(moments: Floats) -> Floats:
     """Moments whose inverse exists."""
-    level = DAMPING * max(float(np.trace(moments)) / len(moments), np.finfo(np.float32).tiny)
+    level = DAMPING * max(float(np.trace(moments)) / len(moments), 1e-30)
     return moments + level * np.eye(len(moments))
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from offramp_worker.devices import open_session
 from offramp_worker.prepare.places.cuts import Place
 from offramp_worker.prepare.precision.folding import folded, tidied
 from offramp_worker.prepare.precision.mixing import error_variance
-from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.source.data import InputArray
 from offramp_worker.prepare.source.sources import Backbone
 from offramp_worker.prepare.variants.layers import Floats, input_moments, layers_of
@@ -99,18 +100,28 @@ def make_variants(studio: Studio, recipes: Sequence[Recipe]) -> tuple[Made, ...]
     InvalidArgumentError
         The model has operators through which nothing is learned.
     """
-    from offramp_worker.prepare.variants.twin import Twin  # PyTorch, which other parts of prepare do without
+    import torch  # which other parts of prepare do without
+
+    from offramp_worker.prepare.variants.twin import Twin
 
     source = folded(studio.backbone.model, keep={*studio.read, *(place.tensor for place in studio.places)})
     del source.graph.value_info[:]
     Twin(source)  # refuses what cannot learn before anything takes time
     studied = _Studied.of(source, studio)
     key = _key(source, studio)
-    made: list[Made] = []
-    for recipe in recipes:
-        known = _kept(studio.folder, recipe, key)
-        made.append(known or _make(recipe, studied, studio, key))
-    return tuple(made)
+    made = {recipe.name: _kept(studio.folder, recipe, key) for recipe in recipes}
+    missing = [recipe for recipe in recipes if made[recipe.name] is None]
+    if missing:
+        studied = _Studied.of(source, studio)
+        total = len(missing) * round(studio.seconds)
+        with (
+            studio.reporter.step(f"teach {len(missing)} variants (s)", total=total) as advance,
+            # One core each: small layers gain little from a second one.
+            ThreadPoolExecutor(studio.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        ):
+            done = pool.map(lambda recipe: _make(recipe, studied, studio, key, advance), missing)
+            made |= {variant.name: variant for variant in done}
+    return tuple(variant for variant in made.values() if variant is not None)
 
 
 def forget(folder: Path) -> None:
@@ -151,26 +162,18 @@ def _outputs(model: onnx.ModelProto, x: Array, studio: Studio) -> npt.NDArray[np
     return np.asarray(studio.backbone.scale.to_logits(values), dtype=np.float32)
 
 
-def _make(recipe: Recipe, studied: _Studied, studio: Studio, key: str) -> Made:
+def _make(recipe: Recipe, studied: _Studied, studio: Studio, key: str, advance: Advance) -> Made:
     from offramp_worker.prepare.variants.distilling import Course, distill  # PyTorch, as above
 
     try:
         model, how = _edited(recipe, studied, studio)
     except InvalidArgumentError as error:
+        advance(round(studio.seconds))
         return Made(recipe.name, "", None, str(error))
-    course = Course(
-        studied.source,
-        studio.rows,
-        studio.backbone.input,
-        studio.backbone.scale,
-        studio.seconds,
-        studio.seed,
-        studio.threads,
-    )
+    backbone = studio.backbone
+    course = Course(studied.source, studio.rows, backbone.input, backbone.scale, studio.seconds, studio.seed)
     there = {name for node in model.graph.node for name in node.output}
-    read = [name for name in studio.read if name in there]
-    with studio.reporter.step(f"teach {recipe.name} (s)", total=round(studio.seconds)) as advance:
-        learned = distill(model, course, read=read, advance=advance)
+    learned = distill(model, course, read=[name for name in studio.read if name in there], advance=advance)
     method = f"{how}; {learned.steps} steps of distillation in {studio.seconds:g} s of processor time"
     made = Made(recipe.name, method, tidied(learned.model))
     _keep(studio.folder, recipe, made, key)
@@ -209,7 +212,7 @@ def _edited(recipe: Recipe, studied: _Studied, studio: Studio) -> tuple[onnx.Mod
 
 def _key(source: onnx.ModelProto, studio: Studio) -> str:
     """All that finished variants depend on, besides the recipe."""
-    asked = [GENERATION, studio.seconds, studio.seed, studio.threads, studio.rows.shape, sorted(studio.read)]
+    asked = [GENERATION, studio.seconds, studio.seed, studio.rows.shape, sorted(studio.read)]
     digest = hashlib.sha256(source.SerializeToString(deterministic=True))
     digest.update(np.ascontiguousarray(studio.rows).tobytes())
     digest.update(repr(asked).encode())
