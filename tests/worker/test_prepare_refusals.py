@@ -288,13 +288,21 @@ def test_a_target_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
         check_target(tmp_path / "letter.txt" / "bundle")
 
 
-def test_the_command_says_where_own_exits_belong(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        (["--own-exits", "early"], "give --own-exits with --model; --refresh keeps the bundle's exits"),
+        (["--variants"], "give --variants with --model; --refresh keeps the bundle's"),
+    ],
+    ids=["own exits", "variants"],
+)
+def test_the_command_says_what_belongs_to_a_model(tmp_path: Path, option: list[str], why: str) -> None:
     app = typer.Typer()
     app.command()(prepare)
-    given = ["--refresh", str(tmp_path), "--own-exits", "early", "--data", "d.npz", "--out", str(tmp_path / "b")]
+    given = ["--refresh", str(tmp_path), *option, "--data", "d.npz", "--out", str(tmp_path / "b")]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 2
-    assert result.stderr == "offramp prepare: give --own-exits with --model; --refresh keeps the bundle's exits\n"
+    assert result.stderr == f"offramp prepare: {why}\n"
 
 
 def test_the_command_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:

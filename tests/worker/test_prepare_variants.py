@@ -23,6 +23,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
+from offramp_core.bundle import RampSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.precision import EXACT
 from offramp_core.records import records_from_arrays
@@ -31,6 +32,8 @@ from offramp_worker.bundle.graph import tensor_values, with_outputs
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.families import build_family
+from offramp_worker.prepare.heads.selection import BUDGETS, RampCost, RampMerit
+from offramp_worker.prepare.heads.side import Side
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle, variant_folder
 from offramp_worker.prepare.places.places import find_places
 from offramp_worker.prepare.precision import precisions
@@ -40,7 +43,7 @@ from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, print_report
 from offramp_worker.prepare.source.sources import Backbone, load_backbone
 from offramp_worker.prepare.variants import distilling
-from offramp_worker.prepare.variants.choosing import Form, in_place
+from offramp_worker.prepare.variants.choosing import Form, in_front, in_place
 from offramp_worker.prepare.variants.layers import damped, input_moments, layers_of
 from offramp_worker.prepare.variants.lowrank import divide, low_rank
 from offramp_worker.prepare.variants.making import Recipe, Studio, make_variants
@@ -270,6 +273,24 @@ def test_what_cannot_pay_alone_is_no_reason_to_refuse_another() -> None:
     assert stays(broken, candidate("b", 0.5, 0.01))["b"] == ""
 
 
+def in_front_of(name: str, utility: float, refused: str = "") -> Side:
+    """A form that alone saves so much of the time at every budget."""
+    costs = RampCost({1: 0.0}, {1: 0.0})
+    spec = RampSpec(f"side-{name}", "input", 0, 0.0, "model", 1)
+    return Side(
+        spec, name, onnx.ModelProto(), None, {}, RampMerit(1.0, dict.fromkeys(BUDGETS, utility), costs), refused
+    )
+
+
+def test_in_front_of_the_model_the_one_that_saves_most_stays() -> None:
+    fronts = [in_front_of("a", 0.5), in_front_of("b", 0.4), in_front_of("c", 0.9, refused="it cannot pay")]
+    said = {side.source: side.refused for side in in_front(fronts, [])}
+    assert said["a"] == "" and said["c"] == "it cannot pay"
+    assert said["b"].endswith("at 5%, side-a 50% and this one 40% of the time")
+    assert in_front(fronts[:1], [in_front_of("given", 0.6)])[0].refused
+    assert in_front([], []) == []
+
+
 # The whole of prepare, and a worker
 
 
@@ -414,6 +435,7 @@ def test_a_recipe_that_does_not_fit_says_why_and_the_others_are_made(
         ({"precision": "exact"}, "variants answer differently, which --precision exact rules out"),
         ({"device": "cuda"}, "variants are tried on CPUs alone; leave --variants out with --device cuda"),
         ({"variant_seconds": 0.0}, r"variant-seconds is 0.0; it must lie in \[1, 86400\]"),
+        ({"head_share": 0.1}, r"data: variants would learn from \d+ rows, and need 200 at least"),
         ({"variant_seconds": float("nan")}, r"variant-seconds is nan; it must lie in \[1, 86400\]"),
     ],
     ids=str,

@@ -64,7 +64,7 @@ from offramp_worker.prepare.source.locations import FAMILY, local_path, model_fi
 from offramp_worker.prepare.source.preprocessing import ImageReader, StepsBefore, steps_before
 from offramp_worker.prepare.source.sources import SAMPLE_ROWS, Backbone, fitted_rows, load_backbone
 from offramp_worker.prepare.source.texts import find_tokenizer
-from offramp_worker.prepare.variants.making import Studio, forget
+from offramp_worker.prepare.variants.making import Studio, check_learnable, forget
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
 from offramp_worker.preprocess.texts import load_tokenizer
 from offramp_worker.settings import available_cpus
@@ -274,6 +274,7 @@ def read_inputs(request: PrepareRequest, images: ImageReader | None = None) -> I
     )  # refuse a bad share before any work
     unique = _first_occurrences(x)
     if not request.head_data:
+        _check_variant_rows(request, unique, 0)
         return Inputs(unique, unique[:0], len(x) - len(unique), pad, sep, steps)
     extra = load(request.head_data)
     if x.dtype.kind == extra.dtype.kind == "i":
@@ -283,7 +284,19 @@ def read_inputs(request: PrepareRequest, images: ImageReader | None = None) -> I
             f"head-data {request.head_data} has rows of shape {list(extra.shape[1:])}, data has {list(x.shape[1:])}"
         )
     fresh = remove_repeats(extra, of=unique)
+    _check_variant_rows(request, unique, len(fresh))
     return Inputs(unique, fresh, len(x) - len(unique) + len(extra) - len(fresh), pad, sep, steps)
+
+
+def _check_variant_rows(request: PrepareRequest, x: InputArray, extra: int) -> None:
+    """Refuse data of which variants would learn from too few rows."""
+    split = plan_split(len(x), name=request.split, share=request.head_share or DEFAULT_HEAD_SHARE)
+    rows = max(extra, split.train if split is not None else 0)
+    if request.variants and rows < FEWEST_VARIANT_ROWS:
+        raise InvalidArgumentError(
+            f"data: variants would learn from {rows} rows, and need {FEWEST_VARIANT_ROWS} at least; give more, "
+            "--head-data or a larger --head-share"
+        )
 
 
 def _first_occurrences(x: InputArray) -> InputArray:
@@ -346,6 +359,8 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Sear
     inputs = inputs.fitted(backbone.input)
     if request.variations and (inputs.x.ndim != 4 or inputs.x.dtype != np.float32):
         raise InvalidArgumentError("variations need images, x of float32 [N, channels, height, width]; use 0")
+    if request.variants:
+        check_learnable(backbone)
     found = find_places(backbone, inputs.x)
     backbone, entry = found.backbone, found.entry
     places = _worthwhile(request, backbone, found.places, inputs.x)
@@ -483,11 +498,6 @@ def _variant_work(search: _Search, split: HeadSplit, ramps: Sequence[RampSpec]) 
     rows, judged = (
         (extra, x[: split.head]) if len(extra) >= split.train else (x[: split.train], x[split.train : split.head])
     )
-    if len(rows) < FEWEST_VARIANT_ROWS:
-        raise InvalidArgumentError(
-            f"variants would learn from {len(rows)} rows; at least {FEWEST_VARIANT_ROWS} are needed: give more data, "
-            "--head-data or a larger --head-share"
-        )
     entry = search.backbone.input.name
     studio = Studio(
         search.backbone,

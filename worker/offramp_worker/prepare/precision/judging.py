@@ -120,12 +120,12 @@ class Judge:
     def errors(self, models: Mapping[str, onnx.ModelProto]) -> dict[str, float]:
         """The expected disagreement of each, on all rows and without its time."""
         sessions = self._open(models)
-        said = {name: self._outputs(session, self.rows) for name, session in sessions.items()}
+        outputs = {name: self._outputs(session, self.rows) for name, session in sessions.items()}
         return {
             name: expected_disagreement(error_variance(logits, self.logits), self.margins)
             if np.isfinite(logits).all()
             else 1.0
-            for name, logits in said.items()
+            for name, logits in outputs.items()
         }
 
     def _candidate(self, method: str, logits: FloatArray, ratio: Mapping[int, float]) -> Candidate:

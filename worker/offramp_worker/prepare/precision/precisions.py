@@ -303,9 +303,9 @@ def _weighed(sides: Sequence[Side], exact: Chain, rows: InputArray, reference: F
     seconds = {b.batch_size: b.exact_seconds for b in exact.measured.batches}
     logits = side_logits(sides, rows, exact.backbone.input, threads=work.pass_threads)
     weighed = []
-    for side, said in zip(sides, logits, strict=True):
-        by = temperature(said, softmax(exact.backbone.scale.to_logits(reference)))
-        worth = side_merit(side, said / np.float32(by), reference, task=exact.backbone.task, exact_seconds=seconds)
+    for side, outputs in zip(sides, logits, strict=True):
+        by = temperature(outputs, softmax(exact.backbone.scale.to_logits(reference)))
+        worth = side_merit(side, outputs / np.float32(by), reference, task=exact.backbone.task, exact_seconds=seconds)
         weighed.append(replace(side, model=with_temperature(side.model, by), merit=worth, refused=cannot_pay(worth)))
     return weighed
 

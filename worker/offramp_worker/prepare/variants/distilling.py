@@ -79,7 +79,7 @@ def distill(model: onnx.ModelProto, course: Course, *, read: Sequence[str], adva
     random = np.random.default_rng(course.seed)
     peak = LEARNING_RATES["images" if course.rows.ndim == 4 else "tokens"]
     optimizer = torch.optim.AdamW(twin.parameters(), lr=peak, weight_decay=0.0)
-    start, steps, told = time.thread_time(), 0, 0
+    start, steps, reported = time.thread_time(), 0, 0
     while (passed := time.thread_time() - start) < course.seconds:
         for group in optimizer.param_groups:
             group["lr"] = peak * _share(passed / course.seconds)
@@ -96,9 +96,9 @@ def distill(model: onnx.ModelProto, course: Course, *, read: Sequence[str], adva
         nn.utils.clip_grad_norm_(twin.parameters(), LARGEST_STEP)
         optimizer.step()
         steps += 1
-        advance(int(passed) - told)
-        told = int(passed)
-    advance(round(course.seconds) - told)
+        advance(int(passed) - reported)
+        reported = int(passed)
+    advance(round(course.seconds) - reported)
     learned = onnx.ModelProto()
     learned.CopyFrom(model)
     twin.write_back(learned)
@@ -128,8 +128,8 @@ def _answers_differ(output: Tensor, wanted: Tensor, scale: Scale) -> Tensor:
     """Divergence of the variant's answers from the model's, both softened."""
     if scale.kind == "probabilities":
         output, wanted = ((values / scale.total).clamp_min(SMALLEST).log() for values in (output, wanted))
-    said, meant = (torch.log_softmax(values / TEMPERATURE, dim=1) for values in (output, wanted))
-    return TEMPERATURE**2 * nn.functional.kl_div(said, meant, reduction="batchmean", log_target=True)
+    given, meant = (torch.log_softmax(values / TEMPERATURE, dim=1) for values in (output, wanted))
+    return TEMPERATURE**2 * nn.functional.kl_div(given, meant, reduction="batchmean", log_target=True)
 
 
 def _features_differ(values: Tensor, wanted: Tensor) -> Tensor:

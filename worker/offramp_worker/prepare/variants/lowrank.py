@@ -57,7 +57,8 @@ def low_rank(model: onnx.ModelProto, moments: Mapping[str, Floats], *, energy: f
 def divide(matrix: Floats, moments: Floats | None, *, energy: float) -> tuple[Floats, Floats] | None:
     """Two matrices (inputs, rank) and (rank, outputs) whose product keeps the energy; None where that computes hardly
     less."""
-    root = np.linalg.cholesky(damped(moments)) if moments is not None else np.eye(len(matrix))
+    known = moments is not None and len(moments) == len(matrix)  # not where channels have gone
+    root = np.linalg.cholesky(damped(moments)) if moments is not None and known else np.eye(len(matrix))
     left, values, right = np.linalg.svd(root.T @ matrix, full_matrices=False)
     kept = np.cumsum(values**2) / max(float((values**2).sum()), np.finfo(np.float64).tiny)
     rank = rounded_up(int(np.searchsorted(kept, energy)) + 1, to=RANKS_OF)

@@ -93,21 +93,10 @@ class Studio:
 
 
 def make_variants(studio: Studio, recipes: Sequence[Recipe]) -> tuple[Made, ...]:
-    """Make a variant by every recipe, or find it finished.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The model has operators through which nothing is learned.
-    """
+    """Make a variant by every recipe, or find it finished."""
     import torch  # which other parts of prepare do without
 
-    from offramp_worker.prepare.variants.twin import Twin
-
-    source = folded(studio.backbone.model, keep={*studio.read, *(place.tensor for place in studio.places)})
-    del source.graph.value_info[:]
-    Twin(source)  # refuses what cannot learn before anything takes time
-    studied = _Studied.of(source, studio)
+    source = _source(studio.backbone, [*studio.read, *(place.tensor for place in studio.places)])
     key = _key(source, studio)
     made = {recipe.name: _kept(studio.folder, recipe, key) for recipe in recipes}
     missing = [recipe for recipe in recipes if made[recipe.name] is None]
@@ -122,6 +111,26 @@ def make_variants(studio: Studio, recipes: Sequence[Recipe]) -> tuple[Made, ...]
             done = pool.map(lambda recipe: _make(recipe, studied, studio, key, advance), missing)
             made |= {variant.name: variant for variant in done}
     return tuple(variant for variant in made.values() if variant is not None)
+
+
+def check_learnable(backbone: Backbone) -> None:
+    """Refuse a model of which no variant can learn, before anything takes time.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It has operators through which nothing is learned.
+    """
+    from offramp_worker.prepare.variants.twin import Twin
+
+    Twin(_source(backbone, ()))
+
+
+def _source(backbone: Backbone, keep: Sequence[str]) -> onnx.ModelProto:
+    """The graph that variants are edits of."""
+    source = folded(backbone.model, keep=set(keep))
+    del source.graph.value_info[:]
+    return source
 
 
 def forget(folder: Path) -> None:
