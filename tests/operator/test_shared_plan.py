@@ -80,6 +80,16 @@ def test_time_alone_makes_a_pool_grow_up_to_its_most() -> None:
     assert not any(service.message for service in found.status.services)
 
 
+def test_a_service_that_asks_for_more_workers_than_there_may_be_has_as_many_as_there_are_and_is_named() -> None:
+    a = member("a")
+    a = replace(a, service=replace(a.service, spec=replace(a.service.spec, replicas=4)))
+    pods = [pod(f"w{i}", serves={"a": 10}) for i in range(3)]
+    found = plan_pool(view(SharedPoolStatus(), pods, a), 0.0)
+    assert all(holds(found, f"uid-w{i}") == {"a"} for i in range(3))
+    [condition] = found.status.conditions
+    assert condition.message == "a: spec.replicas is 4, and the pool's spec.maxWorkers 3; change one of them"
+
+
 def test_lists_keep_their_epoch_while_they_say_the_same() -> None:
     a = member("a")
     first = plan_pool(view(SharedPoolStatus(), [pod("w0", serves={})], a), 0.0)

@@ -222,6 +222,16 @@ def _ready(view: PoolView, status: SharedPoolStatus, now: float) -> Condition:
     return replace(made, observed_generation=view.pool.generation, last_transition_at=since)
 
 
+def _asks_too_much(view: PoolView, name: str) -> str:
+    wanted = next(member.service.spec.replicas for member in view.members if member.name == name)
+    most = view.pool.spec.max_workers
+    return (
+        ""
+        if wanted <= most
+        else f"spec.replicas is {wanted}, and the pool's spec.maxWorkers {most}; change one of them"
+    )
+
+
 def _standing(view: PoolView, status: SharedPoolStatus) -> Condition:
     ready, memory = ConditionType.READY, view.pool.spec.memory_bytes
     sizes = {service.name: service.bytes for service in status.services if service.bytes}
@@ -232,7 +242,7 @@ def _standing(view: PoolView, status: SharedPoolStatus) -> Condition:
     if failing := next((pod for pod in view.pods if pod.failure), None):
         return Condition(ready, "False", Reason.WORKER_FAILED, f"{failing.name}: {failing.failure}")
     failed = {s.name: s.message for worker in status.workers for s in worker.services if s.standing == "Failed"}
-    why = {service.name: service.message or failed.get(service.name, "") for service in status.services}
+    why = {s.name: s.message or failed.get(s.name, "") or _asks_too_much(view, s.name) for s in status.services}
     if lacking := [f"{name}: {message}" for name, message in why.items() if message]:
         return Condition(ready, "False", Reason.SERVICES_WITHOUT_PLACE, "; ".join(lacking)[:1000])
     wanted = {member.name: member.service.spec.replicas for member in view.members}
