@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import bundles
+import grpc
 import httpx
 import msgspec
 import numpy as np
@@ -97,7 +98,9 @@ def placed(name: str, *, mark: str = "1", **fields: Any) -> PlacedModel:
 
 def test_services_come_and_go_while_others_serve(claim: Path) -> None:
     x = bundles.inputs(3)
-    with pooled(claim) as worker:
+    with pooled(claim, env={"OFFRAMP_GRPC_PORT": "0"}) as worker:
+        channel, states = grpc.insecure_channel(f"127.0.0.1:{worker.port('grpc')}"), list[Any]()
+        channel.subscribe(states.append, try_to_connect=True)
         assert worker.public.get("/v2/health/ready").status_code == 503  # nobody has said what it is to hold
         worker.tell(placed("a"))
         eventually(worker.is_ready, what="readiness")
@@ -123,6 +126,9 @@ def test_services_come_and_go_while_others_serve(claim: Path) -> None:
         worker.until("uid-a", "Serving")
         assert worker.state_of("a").boot_id != boot
         np.testing.assert_array_equal(worker.answer("a", x)["logits"], expected)
+        # A client over gRPC keeps its connection, unless it is asked to connect anew: then it follows what moves.
+        eventually(lambda: grpc.ChannelConnectivity.IDLE in states, what="the end of a connection")
+        channel.close()
 
 
 def test_a_changed_bundle_takes_over_once_it_serves_and_a_broken_one_never_does(claim: Path) -> None:

@@ -369,8 +369,11 @@ class MessageReader:
         return request
 
 
-async def start_server(service: Methods, health: HealthService, *, settings: Settings) -> tuple[Any, int]:
-    """Listen for gRPC; the server and its port.
+async def start_server(
+    service: Methods, health: HealthService, *, settings: Settings, connection_seconds: float | None = None
+) -> tuple[Any, int]:
+    """Listen for gRPC; the server and its port. Clients are asked to connect anew after ``connection_seconds``; calls
+    in flight are answered before.
 
     Raises
     ------
@@ -389,6 +392,7 @@ async def start_server(service: Methods, health: HealthService, *, settings: Set
             ("grpc.http2.bdp_probe", 0),  # else each call may have megabytes in memory before it is read
             ("grpc.http2.lookahead_bytes", 64 * 1024),
             ("grpc.so_reuseport", 0),  # else two workers would share a port without knowing
+            *([("grpc.max_connection_age_ms", round(1000 * connection_seconds))] if connection_seconds else []),
         ),
         maximum_concurrent_rpcs=MOST_CALLS,
     )

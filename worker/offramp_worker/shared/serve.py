@@ -26,6 +26,10 @@ from offramp_worker.shared.repository import Repository
 from offramp_worker.shared.settings import SharedSettings
 from offramp_worker.worker import ExecutorLostError
 
+CONNECTION_SECONDS = (
+    5.0  # over gRPC in a pool: shorter than a model that leaves still answers after it has gone elsewhere
+)
+
 
 async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> None:
     """Serve until a signal, then drain; errors as :func:`offramp_worker.main.run` has them, of a worker whose every
@@ -115,6 +119,11 @@ async def _listen_grpc(repository: Repository) -> Any:
     from offramp_worker.shared.grpc import SharedInferenceService, health
 
     service = HealthService(partial(health, repository), lambda: repository.closing)
-    server, port = await start_server(SharedInferenceService(repository), service, settings=process)
+    server, port = await start_server(
+        SharedInferenceService(repository),
+        service,
+        settings=process,
+        connection_seconds=None if repository.settings.pool is None else CONNECTION_SECONDS,
+    )
     log_event("listening", name="grpc", host=process.host, port=port)
     return server
