@@ -44,8 +44,9 @@ def _answers(found: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     yield f"{memory:.2f}", memory <= MOST_MEMORY
     throughput = load["capacity"]["shared"] / load["capacity"]["separate"]
     yield f"{throughput:.2f}", throughput >= LEAST_THROUGHPUT
-    ratio = load["flood"]["ratio"]
-    yield (REFUSED, False) if ratio is None else (f"{ratio:.2f}", ratio <= MOST_GROWTH)
+    ratios = [flood["ratio"] for flood in load["floods"]]
+    told = ", ".join(REFUSED if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+    yield told, all(ratio is not None and ratio <= MOST_GROWTH for ratio in ratios)
     yield f"{cold['kept']} of {cold['promises']}", cold["kept"] >= LEAST_KEPT * cold["promises"]
     yield f"{packing['ours']} against {packing['fewest']}", packing["ours"] <= MOST_WORKERS * packing["fewest"]
 
@@ -107,7 +108,13 @@ def _shared(found: dict[str, Any] | None) -> list[str]:
             ["", "memory", "requests/s within 50 ms", f"slowest p95 at {load['rate']:,.0f}/s", "median p95", "refused"],
             [_arm(name, load) for name in ("shared", "separate")],
         ),
-        *_flood(load["flood"]),
+        "Floods: one service asks for ten times its share, which is its part of the traffic at 0.6; of the other "
+        "services in its worker:",
+        "",
+        *table(
+            ["its model takes", "requests/s of it", "p95 without", "with it", "refused without", "with it"],
+            [_flood(flood) for flood in load["floods"]],
+        ),
         *_cold(found["cold"]),
         "Whose batch is next, simulated: twelve models at 0.6 of an executor, and one of them that asks for ten times "
         "its share besides; p95 of the others.",
@@ -150,11 +157,10 @@ def _arm(name: str, load: dict[str, Any]) -> list[str]:
 
 def _flood(flood: dict[str, Any]) -> list[str]:
     return [
-        f"A flood: {flood['service']} asks for {flood['asked']:.2f} of its worker's time, ten times its share. p95 of "
-        f"the eleven others {_ms(flood['p95_ms']['without'])} without and {_ms(flood['p95_ms']['with'])} with it; "
-        f"refused of them {percent(flood['others_refused']['without'])} and "
-        f"{percent(flood['others_refused']['with'])}.",
-        "",
+        f"{flood['model_ms']:.1f} ms",
+        f"{flood['rate']:,.0f}",
+        *(_ms(flood["p95_ms"][name]) for name in ("without", "with")),
+        *(percent(flood["others_refused"][name]) for name in ("without", "with")),
     ]
 
 

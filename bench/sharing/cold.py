@@ -39,7 +39,7 @@ class Asked:
 
 def measured(of: Sequence[Service], *, console: Console, waits: int = WAITED, promises: int = PROMISES) -> Any:
     """Plain numbers: of ``waits`` requests that wait, and ``promises`` that come back."""
-    with shared_worker([f"{service.name}={service.bundle}" for service in of], {}) as worker:
+    with shared_worker(of) as worker:
         sizes = [float(size) for size in BYTES.findall(httpx.get(f"{worker.url}/metrics").text)]
     room = int(max(ROOM * sum(sizes), 1.5 * max(sizes)))
     with _worker(of, room, wait=10.0) as worker:
@@ -51,8 +51,7 @@ def measured(of: Sequence[Service], *, console: Console, waits: int = WAITED, pr
 
 
 def _worker(of: Sequence[Service], room: int, *, wait: float) -> LoopbackWorker:
-    named = [f"{service.name}={service.bundle}" for service in of]
-    return shared_worker(named, {"OFFRAMP_LOAD_WAIT_SECONDS": str(wait)}, "--memory", str(room))
+    return shared_worker(of, settings={"OFFRAMP_LOAD_WAIT_SECONDS": str(wait)}, room=room)
 
 
 def _ask(client: httpx.Client, service: Service) -> Asked:

@@ -37,7 +37,10 @@ def measured(of: Sequence[Service], arms: Mapping[str, Arm], *, rounds: int, sec
         "rate": rate,
         "p95_ms": {name: by_service(found, of) for name, found in trials.items()},
         "refused": {name: refused(found) for name, found in trials.items()},
-        "flood": flood(of, arms["shared"], rate=rate, rounds=rounds, seconds=seconds, console=console),
+        "floods": [
+            under(by, of, arms["shared"], rate=rate, rounds=rounds, seconds=seconds)
+            for by in track(floods(max(homes(of), key=len)), description="floods", console=console)
+        ],
     }
 
 
@@ -51,31 +54,37 @@ def capacities(arms: Mapping[str, Arm], shares: Floats, *, seconds: float) -> di
     return find_capacities(trial, arms, objective=OBJECTIVE_SECONDS, low=50.0, high=4000.0)
 
 
-def flood(of: Sequence[Service], arm: Arm, *, rate: float, rounds: int, seconds: float, console: Console) -> Any:
-    """The others' p95 with and without one that asks for ten times its guaranteed share of the shared worker."""
+def floods(held: Sequence[Service]) -> list[Service]:
+    """Of those in one worker a popular one of each kind of model, and one in the middle."""
+    kinds = {service.seconds: service for service in reversed(held[: len(held) // 2])}
+    return list({service.name: service for service in (*kinds.values(), held[len(held) // 2])}.values())
+
+
+def under(by: Service, of: Sequence[Service], arm: Arm, *, rate: float, rounds: int, seconds: float) -> Any:
+    """The p95 of the others in its worker without and with a service that asks for ten times its share."""
     shares = zipf(len(of))
-    held = max(homes(of), key=len)
-    flooding = held[len(held) // 2]
-    index = next(i for i, service in enumerate(of) if service.name == flooding.name)
-    more = shares.copy()
-    more[index] = FLOOD / len(held) / flooding.seconds / rate
+    index = of.index(by)
+    flooded = shares * rate
+    flooded[index] *= FLOOD
+    held = next(held for held in homes(of) if by in held)
     beside = [i for i, service in enumerate(of) if service in held and i != index]
+    cases = [("without", shares, rate), ("with", flooded / flooded.sum(), float(flooded.sum()))]
     p95: dict[str, list[float]] = {"without": [], "with": []}
-    lost = {"without": 0.0, "with": 0.0}
-    cases = [("without", shares, rate), ("with", more / more.sum(), rate * float(more.sum()))]
+    refusals: dict[str, list[float]] = {"without": [], "with": []}
     with arm.awake():
-        for seed in track(range(rounds), description="a flood", console=console):
+        for seed in range(rounds):
             for name, asked, total in cases[:: 1 if seed % 2 else -1]:
                 trial = arm.run(rate=total, seconds=seconds, seed=seed, shares=asked)
                 of_others = np.isin(trial.row // ROWS, beside)
                 p95[name].append(_p95_ms(np.where(trial.ok, trial.seconds, np.inf)[of_others]))
-                lost[name] += float((~trial.ok)[of_others].mean()) / rounds
+                refusals[name].append(float((~trial.ok)[of_others].mean()))
     return {
-        "service": flooding.name,
-        "asked": FLOOD / len(held),
+        "service": by.name,
+        "model_ms": by.seconds * 1e3,
+        "rate": float(flooded[index]),
         "p95_ms": {name: _finite(float(np.median(each))) for name, each in p95.items()},
         "ratio": _finite(float(np.median(np.array(p95["with"]) / np.array(p95["without"])))),
-        "others_refused": lost,
+        "others_refused": {name: float(np.mean(each)) for name, each in refusals.items()},
     }
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -129,8 +130,8 @@ def arms(of: Sequence[Service]) -> Iterator[Mapping[str, Arm]]:
         settings = {"OFFRAMP_LATENCY_SECONDS": str(OBJECTIVE_SECONDS)}
         with on_core(SERVER_CORE):
             for held in homes(of):
-                named = [f"{service.name}={service.bundle}" for service in held]
-                shared.append(_started(stack, shared_worker(named, settings)))
+                asked = zipf(len(of))[[of.index(service) for service in held]]
+                shared.append(_started(stack, shared_worker(held, shares=asked, settings=settings)))
                 ports["shared"] |= {service.name: _port(shared[-1]) for service in held}
             for service in of:
                 own = settings | {"OFFRAMP_MODEL_NAME": service.name}
@@ -147,10 +148,20 @@ def arms(of: Sequence[Service]) -> Iterator[Mapping[str, Arm]]:
         yield made
 
 
-def shared_worker(named: Sequence[str], settings: Mapping[str, str], *more: str) -> LoopbackWorker:
-    """One that serves bundles, each as NAME=DIR."""
-    command = ("offramp_cli", "serve", *named, "--port", "0", *more)
-    return LoopbackWorker(FOLDER, settings={**settings, "OFFRAMP_SERVICE_UID": ""}, command=command)
+def shared_worker(
+    of: Sequence[Service], *, shares: Floats | None = None, settings: Mapping[str, str] | None = None, room: int = 0
+) -> LoopbackWorker:
+    """One that serves these, each with its share of the executor, and with ``room`` bytes for models where that is
+    bounded."""
+    weights = np.ones(len(of)) if shares is None else shares / shares.max()
+    listed = [
+        {"name": service.name, "bundle": str(service.bundle.resolve()), "share": float(weight)}
+        for service, weight in zip(of, weights, strict=True)
+    ]
+    with NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+        json.dump({"models": listed}, file)
+    command = ("offramp_cli", "serve", "--models", file.name, "--port", "0", *(("--memory", str(room)) if room else ()))
+    return LoopbackWorker(FOLDER, settings={**(settings or {}), "OFFRAMP_SERVICE_UID": ""}, command=command)
 
 
 def _started(stack: ExitStack, worker: LoopbackWorker) -> LoopbackWorker:

@@ -42,7 +42,7 @@ def test_both_arms_serve_and_the_page_shows_what_was_measured(tmp_path: Path, mo
     (tmp_path / "sharing.json").write_text(json.dumps(found, allow_nan=False))
     rows = [goal for goal in goals(Results(tmp_path)) if goal.target.startswith("sharing: ")]
     assert len(rows) == 6 and all(goal.met is not None for goal in rows)
-    assert any(line.startswith("A flood: s0") for line in section(Results(tmp_path)))
+    assert any(line.startswith("Floods: ") for line in section(Results(tmp_path)))
 
 
 def test_under_a_flood_the_others_wait_hardly_longer_by_our_turns_and_long_by_others(
