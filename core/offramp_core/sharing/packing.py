@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from offramp_core.errors import InvalidArgumentError
 
@@ -273,6 +272,8 @@ def _without(bins: Sequence[_Bin], leaving: int, like: _Bin) -> list[_Bin] | Non
 
 def _matched(bins: Sequence[_Bin], held: Sequence[frozenset[str]]) -> list[_Bin]:
     """In the order of those who held what, so that the most bytes stay where they are."""
+    from scipy.optimize import linear_sum_assignment  # 50 MiB of an operator that packs nothing
+
     bins = [worker for worker in bins if worker.items]
     stays = np.array([[sum(b.items[n].bytes + 1 for n in names if n in b.items) for b in bins] for names in held])
     olds, news = linear_sum_assignment(stays, maximize=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import os
 import random
@@ -106,6 +108,13 @@ class Lead:
             self._catching_up.discard(item)
             if not self._catching_up:
                 log_event("caught-up", "everything has had a pass", seconds=_process_seconds())
+                _return_memory()
+
+
+def _return_memory() -> None:
+    """Give back what only the first passes needed: glibc keeps it in case somebody asks again."""
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such call
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _process_seconds() -> float:
