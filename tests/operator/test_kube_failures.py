@@ -277,16 +277,6 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
         f"node n1 promised 1 of {GPU} and has 0; check the device plugin and the devices of that node; a replacement "
         "is started by itself",
     ),
-    "more than a share of a GPU": (
-        _failed(
-            "UnexpectedAdmissionError",
-            "Pod was rejected: Allocate failed due to rpc error: code = Unknown desc = invalid request: maximum "
-            "request size for shared resources is 1; found 2, which is unexpected",
-        ),
-        "UnexpectedAdmissionError",
-        "node n1 gives a pod no more than 1 share of a GPU, and digits-6c9f-x2x1z asks for more; ask for 1 in "
-        "spec.worker.resources.limits or resources.limits of the WorkerClass",
-    ),
     "driver that is too old": (
         _waiting(
             "RunContainerError",

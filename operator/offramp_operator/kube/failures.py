@@ -158,11 +158,6 @@ EVICTIONS = (
         "{node} promised {n} of {what} and has {m}",
         "check the device plugin and the devices of that node; a replacement is started by itself",
     ),
-    Advice(  # NVIDIA's device plugin, of GPUs that it divides by time or with MPS
-        r"maximum request size for shared resources is (?P<most>\d+)",
-        "{node} gives a pod no more than {most} share of a GPU, and {pod} asks for more",
-        "ask for {most} in spec.worker.resources.limits or resources.limits of the WorkerClass",
-    ),
     Advice(
         r"enough resource: (?P<what>[\w./-]+), requested: (?P<n>\d+), used: (?P<used>\d+), capacity: (?P<m>\d+)",
         "{node} refused {pod} because {what} was taken meanwhile ({used} of {m} used)",
