@@ -21,6 +21,7 @@ from prepared import run
 from processes import WorkerProcess, infer_json
 from rich.console import Console
 from safetensors.torch import save_file
+from test_prepare_family_bundles import encoder, rows_for, tokens
 from torch import nn
 
 from offramp_core.bundle import RampSpec
@@ -123,6 +124,19 @@ def test_the_module_that_learns_answers_as_the_graph_does_and_gives_back_what_it
     again, _ = twin(torch.from_numpy(rows))
     np.testing.assert_allclose(run(other, rows), again.detach().numpy(), rtol=1e-4, atol=1e-4)
     assert np.abs(run(other, rows) - run(graph, rows)).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["minilm", "vit"])
+def test_encoders_learn_and_lose_channels_and_blocks(name: str, tmp_path: Path) -> None:
+    uri, _ = encoder(name, tmp_path)
+    x = rows_for(name, 8)
+    found = find_places(load_backbone(uri, x, **tokens(x)), x)
+    source = folded(found.backbone.model, keep={place.tensor for place in found.places})
+    outputs, _ = Twin(source)(torch.from_numpy(x))
+    np.testing.assert_allclose(outputs.detach().numpy(), run(source, x), rtol=1e-4, atol=1e-4)
+    outputs.square().mean().backward()
+    assert inner_channels(source, keep={place.tensor for place in found.places})
+    assert blocks_of(source, found.places)
 
 
 def test_all_of_the_energy_changes_no_answer_and_less_of_it_computes_less(

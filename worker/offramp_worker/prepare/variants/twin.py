@@ -163,7 +163,7 @@ def _slice(_a: Attributes, x: Tensor, starts: Tensor, ends: Tensor, axes: Any = 
     by = _ints(steps) if steps is not None else [1] * len(begin)
     index = [slice(None)] * x.ndim
     for axis, first, last, step in zip(at, begin, end, by, strict=True):
-        index[axis] = slice(first, last, step)
+        index[axis] = slice(first, min(last, x.shape[axis]), step)
     return x[tuple(index)]
 
 
@@ -283,6 +283,7 @@ OPERATORS: Mapping[str, Operator] = {
     "ConstantOfShape": _constant_of_shape,
     "Range": lambda _a, start, limit, step: torch.arange(int(start), int(limit), int(step)),
     "CumSum": lambda _a, x, axis: x.cumsum(int(axis)),
+    "IsNaN": lambda _a, x: torch.isnan(x),
     "Equal": lambda _a, x, y: x == y,
     "Less": lambda _a, x, y: x < y,
     "LessOrEqual": lambda _a, x, y: x <= y,
