@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE, THERE = "10.219.77.1", "10.219.77.2"
+HERE, THERE, THEIRS = "10.219.77.1", "10.219.77.2", "core0"  # the addresses, and the interface there
 BURST_SECONDS, LEAST_BURST = 0.002, 3200  # a bucket holds two packets at least
 LONGEST_QUEUE_MS = 4000
 PERIOD_MICROS = 4000
@@ -38,14 +38,14 @@ class Uplink:
         burst = max(LEAST_BURST, int(mbit * 1e6 / 8 * BURST_SECONDS))
         rate = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", str(burst), "latency", f"{LONGEST_QUEUE_MS}ms")
         _run("tc", "qdisc", "replace", "dev", self.here, *rate)
-        _run(*self.within, "tc", "qdisc", "replace", "dev", "up", *rate)
+        _run(*self.within, "tc", "qdisc", "replace", "dev", THEIRS, *rate)
 
     def cut(self) -> None:
         """Nothing goes through, and nobody here is told."""
-        _run(*self.within, "ip", "link", "set", "up", "down")
+        _run(*self.within, "ip", "link", "set", THEIRS, "down")
 
     def mend(self) -> None:
-        _run(*self.within, "ip", "link", "set", "up", "up")
+        _run(*self.within, "ip", "link", "set", THEIRS, "up")
 
 
 @contextmanager
@@ -62,12 +62,12 @@ def uplink() -> Iterator[Uplink]:
     made = Uplink(f"offramp-{os.getpid()}", f"edge{os.getpid() % 100_000}")
     try:
         _run("ip", "netns", "add", made.name)
-        _run("ip", "link", "add", made.here, "type", "veth", "peer", "name", "up", "netns", made.name)
+        _run("ip", "link", "add", made.here, "type", "veth", "peer", "name", THEIRS, "netns", made.name)
         _run("ip", "address", "add", f"{HERE}/30", "dev", made.here)
         _run("ip", "link", "set", made.here, "up")
         for command in (
-            ("address", "add", f"{THERE}/30", "dev", "up"),
-            ("link", "set", "up", "up"),
+            ("address", "add", f"{THERE}/30", "dev", THEIRS),
+            ("link", "set", THEIRS, "up"),
             ("link", "set", "lo", "up"),
         ):
             _run(*made.within, "ip", *command)

@@ -21,7 +21,7 @@ from offramp_worker.logs import log_event
 
 AUDIT_SHARE = 0.05  # of the uplink's bytes
 MOST_WAITING = 1024  # audits; half of them must be done before more are drawn
-ROWS_AT_ONCE = 16
+ROWS_AT_ONCE, SECONDS_AT_ONCE = 16, 0.02  # on the uplink, where rows wait behind them
 DRAIN_POLL_SECONDS = 0.02
 FINAL = "final."
 
@@ -95,7 +95,9 @@ class EdgeDesk(AuditDesk):
 
     def _send(self) -> None:
         sets = self._sets()
-        audits = [self._backlog.popleft() for _ in range(min(len(self._backlog), ROWS_AT_ONCE))]
+        fit = int(SECONDS_AT_ONCE * self._link.uplink.bytes_per_second / max(1, self._backlog[0].x.nbytes))
+        rows = min(len(self._backlog), ROWS_AT_ONCE, max(1, fit))
+        audits = [self._backlog.popleft() for _ in range(rows)]
         if [held.digest for held in sets] != [self._link.ramp_set_digest]:  # the core has no others
             self._try(audits)
             return

@@ -133,7 +133,9 @@ class Link:
 
     @property
     def patience(self) -> float:
-        """How long an answer may take before the core counts as out of reach."""
+        """How long an answer may take before the core counts as out of reach. One that was never measured has long."""
+        if not self.uplink.beyond:
+            return LONGEST_PATIENCE
         longest = max(self.uplink.beyond.values(), default=0.0) + UPLINK_BYTES / self.uplink.bytes_per_second
         return min(LONGEST_PATIENCE, max(SHORTEST_PATIENCE, PATIENCE_FACTOR * longest))
 
