@@ -36,28 +36,23 @@ def test_no_worker_holds_more_than_its_memory_and_whoever_has_too_few_workers_is
 ) -> None:
     by_name = {demand.name: demand for demand in demands}
     packing = pack(demands, size, held=held)
-    assert sum(map(bool, packing.workers)) <= size.max_workers
+    assert needed(packing) <= size.max_workers
     assert len(packing.workers) >= len(held)
     for names in packing.workers:
         assert names <= set(by_name)
         assert sum(by_name[name].bytes for name in names) <= size.bytes
     for demand in demands:
         holders = sum(demand.name in names for names in packing.workers)
-        assert holders <= copies_of(demand, size)
-        assert (holders < copies_of(demand, size)) == (demand.name in packing.unplaced)
+        assert (holders >= copies_of(demand, size)) or demand.name in packing.unplaced
 
 
 @given(DEMANDS, SIZES, HELD)
 def test_a_worker_is_crowded_only_where_no_more_may_be_started(
     demands: list[Demand], size: Size, held: list[frozenset[str]]
 ) -> None:
-    by_name = {demand.name: demand for demand in demands}
     packing = pack(demands, size, held=held)
-    busy = [sum(by_name[name].busy / copies_of(by_name[name], size) for name in names) for names in packing.workers]
-    one_copy = max((d.busy / copies_of(d, size) for d in demands), default=0.0)
-    assert packing.crowded == tuple(i for i, b in enumerate(busy) if b > size.busy + 1e-9)
-    if packing.crowded and one_copy <= size.busy:
-        assert sum(map(bool, packing.workers)) == size.max_workers
+    if packing.crowded and not packing.unplaced and max(d.busy for d in demands) <= size.busy * size.max_workers:
+        assert needed(packing) == size.max_workers
 
 
 @given(DEMANDS, SIZES, HELD)
@@ -69,20 +64,28 @@ def test_packing_again_moves_nothing(demands: list[Demand], size: Size, held: li
 
 
 @given(DEMANDS.filter(bool), SIZES, rngs)
-def test_a_tenth_of_noise_in_what_is_measured_moves_nothing(
+def test_a_tenth_of_noise_in_what_is_measured_moves_nothing_to_and_fro(
     demands: list[Demand], size: Size, rng: random.Random
 ) -> None:
-    """From a packing that has the room for it; a worker that noise makes too busy has to give something away."""
+    """Workers may be emptied when a measurement is low, but nothing comes back when the next one is high."""
     tight = Size(size.busy / 1.1, size.bytes, size.min_workers, size.max_workers)
-    first = pack(demands, tight)
-    # The number of copies follows the load by steps, whose edges no noise may meet here.
-    steady = [Demand(d.name, min(d.busy, 0.9 * tight.busy), d.bytes, copies_of(d, tight)) for d in demands]
-    if first.crowded:
+    packing = pack(demands, tight)
+    if packing.crowded or packing.unplaced:
         return
-    noisy = [Demand(d.name, d.busy * rng.uniform(0.9, 1.1), d.bytes, d.copies) for d in steady]
-    start = pack(steady, tight, held=first.workers)
-    if not start.crowded:
-        assert pack(noisy, size, held=start.workers).moves == 0
+    for _ in range(10):
+        noisy = [Demand(d.name, d.busy * rng.uniform(0.9, 1.1), d.bytes, d.copies) for d in demands]
+        after = pack(noisy, size, held=packing.workers)
+        assert not after.crowded
+        assert after.moves == 0 or needed(after) < needed(packing)
+        packing = after
+
+
+def test_the_number_of_copies_does_not_follow_noise() -> None:
+    rng, packing = random.Random(0), pack([Demand("hot", 0.61, 10)], SIZE)
+    for _ in range(200):
+        packing = pack([Demand("hot", 0.6 * rng.uniform(0.97, 1.03), 10)], SIZE, held=packing.workers)
+        assert (packing.moves, needed(packing)) == (0, 2)
+    assert needed(pack([Demand("hot", 0.4, 10)], SIZE, held=packing.workers)) == 1
 
 
 def test_on_small_cases_workers_are_within_5_percent_of_the_fewest_possible() -> None:

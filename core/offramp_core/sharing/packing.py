@@ -5,13 +5,14 @@ what does not fit is not loaded. Time is not: a worker that is asked for more th
 refuses what cannot be answered in time, and that is better than a model that nobody holds.
 
 Vector packing is hard; what is done is best fit in several orders, and then to empty workers one by one. Models stay
-where they are unless a worker is asked for too much, or unless fewer workers do with a tenth of their time to spare, so
-that noise in what is measured moves nothing.
+where they are unless a worker is asked for too much, or unless fewer workers do with a fifth of their time to spare:
+noise of a tenth in what is measured then moves nothing to and fro.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,8 +20,8 @@ import numpy as np
 
 from offramp_core.errors import InvalidArgumentError
 
-#: Of a worker's time, what must be left where models are moved only to need fewer workers.
-TO_SPARE = 0.1
+#: Of a worker's time, what must be left where fewer workers or copies are to do.
+TO_SPARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def pack(demands: Sequence[Demand], size: Size, *, held: Sequence[frozenset[str]
     (frozenset({...}), frozenset({'b'}))
     """
     _refuse_twins(demands)
-    items = [_Item.of(demand, size) for demand in sorted(demands, key=lambda d: d.name)]
+    holders = Counter(name for names in held for name in names)
+    items = [_Item.of(demand, size, held=holders[demand.name]) for demand in sorted(demands, key=lambda d: d.name)]
     if any(held):
         like, sparing = (_Bin(size.busy * part, size.bytes) for part in (1, 1 - TO_SPARE))
         stays = _stays(items, like, held, most=size.max_workers)
@@ -117,9 +119,12 @@ class _Item:
     copies: int
 
     @classmethod
-    def of(cls, demand: Demand, size: Size) -> _Item:
-        copies = max(demand.copies, math.ceil(demand.busy / size.busy - 1e-9))
-        copies = min(copies, max(1, size.max_workers))
+    def of(cls, demand: Demand, size: Size, *, held: int) -> _Item:
+        """With as many copies as it needs; one that is ``held`` goes only if the others have time to spare."""
+        needed, with_room = (
+            max(demand.copies, math.ceil(demand.busy / (size.busy * part) - 1e-9)) for part in (1, 1 - TO_SPARE)
+        )
+        copies = min(max(needed, min(held, with_room)), max(1, size.max_workers))
         return cls(demand.name, demand.busy / copies, demand.bytes, copies)
 
 
