@@ -72,6 +72,7 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("foreign", "bench.foreign", prints_json=True, runs=(*WORKER, "offramp_cli")),
         Stage("verdict", "bench.verdict", runs=PLANE),
         Stage("fleet", "bench.fleet", runs=PLANE),
+        Stage("placement", "bench.placement", runs=PLANE),
     )
 
 

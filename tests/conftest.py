@@ -35,6 +35,7 @@ ALONE = "tests/cluster/test_cluster_lifecycle.py"
 PROGRAMS = (
     "operator/test_kube_",
     "api/",
+    "bench/test_placement.py",
     "chart/",
     "observe/",
     "web/",
@@ -47,6 +48,7 @@ LONGEST_FIRST = (
     "operator/test_kube_",
     "worker/test_prepare_precision.py",
     "bench/test_fleet.py",
+    "bench/test_placement.py",
     "api/",
     "e2e/test_embedded_precision.py",
     "worker/test_prepare_bundle.py",

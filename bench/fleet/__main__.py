@@ -19,23 +19,17 @@ import asyncio
 import itertools
 import json
 import os
-import secrets
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import httpx
 import uvloop
-import yaml
 from rich.console import Console
 
 from bench.fleet.api import connect, load_starter
+from bench.fleet.processes import NAMESPACE, Cluster, Json, OperatorProcess, World, cluster_in
 from bench.provenance import provenance
 from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_operator.shell.observe import KEEP_ALIVE_SECONDS, Observer
@@ -45,144 +39,8 @@ SERVICES, REPLICAS, SECONDS = 2000, 2, 120.0
 RESTART_GOAL_SECONDS, SHARE_GOAL, MEMORY_GOAL = 10.0, 0.02, 250 * 2**20
 COLD_SECONDS, RESTART_SECONDS = 3600.0, 600.0
 REST_SECONDS = 60.0  # until the waits of idle services have grown to their longest
-NAMESPACE, LEASE = "default", "offramp-leader"
-WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
 CREATES_AT_ONCE = 16
 SLOT_SECONDS = 0.1  # of the rhythm of pulls
-
-Json = dict[str, Any]
-
-
-@dataclass
-class Cluster:
-    """The API server, reached by the bench itself."""
-
-    api: Any
-    server: str
-    token: str
-
-    def writes(self) -> float:
-        """Objects written so far, Leases aside: the leader renews its own."""
-        text = self.api.request("GET", "/metrics").text
-        return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in text.splitlines()
-            if line.startswith("apiserver_request_total{")
-            and any(f'verb="{verb}"' in line for verb in WRITES)
-            and 'resource="leases"' not in line
-            and 'resource="tokenreviews"' not in line
-            and 'resource="subjectaccessreviews"' not in line
-        )
-
-
-@contextmanager
-def cluster_in(folder: Path) -> Iterator[Cluster]:
-    """etcd and kube-apiserver, empty but for our kinds."""
-    starter = load_starter()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    with ExitStack() as stack:
-        api = starter._start(folder.resolve(), stack)
-        starter._install_crds(api)
-        config = yaml.safe_load(api.kubeconfig.read_text())
-        yield Cluster(api, config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"])
-
-
-class World:
-    """The process around the operator."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        command = [sys.executable, "-m", "bench.fleet.world", "--server", cluster.server, "--token", cluster.token]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
-
-    def ask(self, what: str = "") -> Json:
-        assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Json:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("bench.fleet.world ended; its message stands above")
-        return dict(json.loads(line))
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-class OperatorProcess:
-    """The operator as a pod would run it."""
-
-    def __init__(self, cluster: Cluster, folder: Path, *, name: str, port: int) -> None:
-        key = folder / "signing-key"
-        if not key.exists():
-            key.write_bytes(secrets.token_bytes(32))
-        environment = {
-            "KUBECONFIG": str(cluster.api.kubeconfig),
-            "OFFRAMP_LEASE_NAMESPACE": NAMESPACE,
-            "OFFRAMP_LEASE_NAME": LEASE,
-            "OFFRAMP_WORKER_IMAGE": "offramp/worker:1",
-            "OFFRAMP_SIGNING_KEY_FILE": str(key),
-            "OFFRAMP_PORT": str(port),
-            "POD_NAME": name,
-        }
-        self._url, self._log = f"http://127.0.0.1:{port}", folder / f"{name}.log"
-        with self._log.open("wb") as log:
-            command = [sys.executable, "-m", "offramp_operator.main"]
-            # As in an image, modules are compiled once and not at every start.
-            inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-            compiled = {"PYTHONPYCACHEPREFIX": str(Path("build/pycache").resolve())}
-            self.process = subprocess.Popen(command, stderr=log, env={**inherited, **compiled, **environment})
-
-    def event(self, name: str) -> Json | None:
-        """The first line of the log that tells an event."""
-        lines = (line for line in self._log.read_text().splitlines() if line.endswith("}"))
-        return next((event for line in lines if (event := json.loads(line))["event"] == name), None)
-
-    def events(self) -> dict[str, int]:
-        """How many of each event the log tells."""
-        counted: dict[str, int] = {}
-        for line in self._log.read_text().splitlines():
-            if line.endswith("}"):
-                name = json.loads(line)["event"]
-                counted[name] = counted.get(name, 0) + 1
-        return counted
-
-    def wait_for(self, name: str, seconds: float) -> Json:
-        """Until an event is told."""
-        end = time.monotonic() + seconds
-        while (event := self.event(name)) is None:
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"the operator did not tell {name!r} within {seconds:.0f} s; see {self._log}")
-            time.sleep(0.2)
-        return event
-
-    def cpu(self) -> float:
-        """Processor seconds so far, all threads."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def memory(self) -> dict[str, int]:
-        """Resident bytes: now, and at most so far."""
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
-        return {"now": int(lines["VmRSS"].split()[0]) * 1024, "peak": int(lines["VmHWM"].split()[0]) * 1024}
-
-    def metric(self, name: str) -> float:
-        text = httpx.get(f"{self._url}/metrics", timeout=30).text
-        return next((float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} ")), 0.0)
-
-    def stop(self) -> None:
-        """Ask for a clean end, which releases the Lease."""
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 def manifest(number: int, *, replicas: int) -> Json:

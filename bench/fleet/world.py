@@ -105,22 +105,24 @@ class World:
     def __init__(self) -> None:
         self.workers: dict[str, FakeWorker] = {}
         self.requests = 0
-        self._ports: list[asyncio.Server] = []
+        self._ports: dict[str, asyncio.Server] = {}
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-    async def add(self, pod: Object) -> None:
+    async def add(self, pod: Object, *, service_uid: str) -> None:
         """A pod that runs."""
         meta, address = pod["metadata"], pod["status"]["podIP"]
         service = meta["labels"][SERVICE_LABEL]
-        self.workers[address] = FakeWorker(meta["uid"], service, _service_uid(pod))
+        self.workers[address] = FakeWorker(meta["uid"], service, service_uid)
         # One address at a time: other processes of this machine may listen on the same port of 127.0.0.1.
-        server = await asyncio.get_running_loop().create_server(lambda: AdminPort(self), address, ADMIN_PORT)
-        self._ports.append(server)
+        if address not in self._ports:
+            self._ports[address] = await asyncio.get_running_loop().create_server(
+                lambda: AdminPort(self), address, ADMIN_PORT
+            )
 
     def close(self) -> None:
         """Stop listening."""
-        for port in self._ports:
+        for port in self._ports.values():
             port.close()
 
 
@@ -178,7 +180,7 @@ class Controllers:
         """Take over the pods of an earlier run, with the plans that are published."""
         plans = {_owner_uid(o): o["data"].get(PLAN_KEY, "") for o in await self._list(CONFIG_MAP)}
         for pod in await self._list(POD):
-            await self._world.add(pod)
+            await self._world.add(pod, service_uid=_service_uid(pod))
             self._seen.add(_deployment_uid(pod))
             worker = self._world.workers[pod["status"]["podIP"]]
             if plans.get(worker.service_uid):
@@ -256,7 +258,7 @@ class Controllers:
                     }
                 ],
             }
-            await self._world.add(await self._set_status(POD, pod, status))
+            await self._world.add(await self._set_status(POD, pod, status), service_uid=_service_uid(pod))
 
     def _address(self) -> str:
         self._next += 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bench.report import edge, fleetplan, gpu, scale, serving, sharing, streams
+from bench.report import edge, fleetplan, gpu, placement, scale, serving, sharing, streams
 from bench.report.results import MISSING, Goal, Results, percent, policy_row
 from offramp_core import binomial
 
@@ -367,6 +367,7 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     simulator,
     serving.goals,
     scale.goals,
+    placement.goals,
     lambda results: list(gpu.goals(results)),
     sharing.goals,
     edge.goals,

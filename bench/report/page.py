@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.report import edge, fleetplan, generation, gpu, labels, scale, serving, sharing, streams
+from bench.report import edge, fleetplan, generation, gpu, labels, placement, scale, serving, sharing, streams
 from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, holds, percent, policy_row, spread, table
@@ -53,6 +53,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         serving.soak(results, links),
         gpu.section(results),
         scale.section(results),
+        placement.section(results),
         sharing.section(results),
         edge.section(results),
         fleetplan.section(results, links),
