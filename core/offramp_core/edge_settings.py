@@ -73,8 +73,21 @@ def _address(text: str) -> str:
     except ValueError:  # a port that is none
         good = False
     if not good or parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
-        raise InvalidArgumentError(f"OFFRAMP_CORE is {text[:200]!r}; it must be the core's http://HOST:PORT")
+        raise InvalidArgumentError(f"OFFRAMP_CORE is {_shown(text)}; it must be the core's http://HOST:PORT")
     return text.rstrip("/")
+
+
+def _shown(text: str) -> str:
+    """An address for a message: of one that may hold a password or a token, its host and port only."""
+    if not set("@?#") & set(text):
+        return repr(text[:200])
+    try:
+        parts = urlsplit(text)
+        plain = "@" not in parts.path + parts.query + parts.fragment and bool(parts.hostname)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        plain = False
+    return f"{f'{parts.hostname}{port}'!r} with a user, query or fragment" if plain else "no address"
 
 
 def _rate(text: str) -> float | None:

@@ -125,7 +125,11 @@ def test_an_edge_is_read_from_its_variables() -> None:
         ({"OFFRAMP_CORE": "core:8080"}, "OFFRAMP_CORE is 'core:8080'"),
         ({"OFFRAMP_CORE": "http://core:99999"}, "OFFRAMP_CORE is"),
         ({"OFFRAMP_CORE": "http://core/v2"}, "OFFRAMP_CORE is"),
-        ({"OFFRAMP_CORE": "http://me:secret@core"}, "OFFRAMP_CORE is"),
+        ({"OFFRAMP_CORE": "http://me:secret@core"}, "OFFRAMP_CORE is 'core' with a user, "),
+        ({"OFFRAMP_CORE": "http://me:secret@core:80"}, "OFFRAMP_CORE is 'core:80' with a user, "),
+        ({"OFFRAMP_CORE": "http://me:secret@core:99999"}, "OFFRAMP_CORE is no address"),
+        ({"OFFRAMP_CORE": "http://me:se/cret@core"}, "OFFRAMP_CORE is no address"),
+        ({"OFFRAMP_CORE": "http://core?token=secret"}, "OFFRAMP_CORE is 'core' with a user, "),
         ({"OFFRAMP_CORE": "", "OFFRAMP_OFFLINE": "Answer"}, "OFFRAMP_OFFLINE is set and OFFRAMP_CORE is not"),
         ({"OFFRAMP_EDGES": "true"}, "OFFRAMP_EDGES is set and so is OFFRAMP_CORE"),
         ({"OFFRAMP_EDGES": "yes"}, "OFFRAMP_EDGES is 'yes'; choose from false, true"),
@@ -137,6 +141,7 @@ def test_what_cannot_work_is_refused_with_the_variable_and_what_it_must_be(
     with pytest.raises(InvalidArgumentError) as caught:
         edge_settings({"OFFRAMP_CORE": "http://core:8080", **variables})
     assert field in str(caught.value)
+    assert "cret" not in str(caught.value)
 
 
 def test_an_uplink_of_zero_is_none() -> None:

@@ -17,15 +17,18 @@ import bundles
 import httpx
 import numpy as np
 import pytest
+from engines import new_engine
 from fixed_plans import certified
 from processes import START_SECONDS, WorkerProcess, decoded, document, eventually, infer_json, plan_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from offramp_core.edge_settings import EdgeSettings
 from offramp_core.protocol import RecordBlock
-from offramp_worker.bundle.load import Bundle
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.edge.door import _Pieces
 from offramp_worker.edge.link import Link, OtherModelError
 from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, SECONDS_HEADER, request_body
+from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.metrics import Metrics
 
 THRESHOLDS = {"r01-grid": "0.4", "r02-linear": "0.5"}
@@ -355,3 +358,24 @@ def test_bytes_that_are_no_features_are_refused_by_their_field_and_the_core_serv
 
 def test_a_worker_that_is_no_core_has_no_such_door(worker: WorkerProcess) -> None:
     assert worker.public.post("/v2/models/tiny/edge").status_code == 404
+
+
+def test_features_are_of_exact_ramps_and_no_request_takes_pieces_from_a_plan(tmp_path: Path) -> None:
+    """A column of a lower precision is no place to go on from."""
+    folder = bundles.write_wide_bundle(tmp_path / "wide")
+    with core_of(folder) as core:
+        digest = plan_for(folder).backbone_digest
+        headers = {DIGEST_HEADER: digest, SECONDS_HEADER: "30", LENGTH_HEADER: "2"}
+        for ramp in ("int8%2Ffinal", "int8%2Fr02-linear", "%ff%00"):
+            reply = features_request(core, f"features/{ramp}", b"{}", **headers)
+            assert reply.status_code == 404 and "features: " in reply.json()["error"]
+        reply = features_request(core, f"features/{EXIT}", b"{}", **headers)
+        assert reply.status_code == 400 and "inputs" in reply.json()["error"]
+    bundle = load_bundle(folder)
+    engine = new_engine(bundle, Sessions(bundle, threads=1), deliver=lambda _: None)
+    at = {column.id: j for j, column in enumerate(bundle.columns)}
+    for ramp in ("r00-grid", "r01-grid"):
+        engine.sessions.stages([at[ramp]])
+    kept = dict(engine.sessions._stages)
+    assert _Pieces().spec(engine, EXIT).name == "features"
+    assert engine.sessions._stages == kept

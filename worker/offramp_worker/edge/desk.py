@@ -83,15 +83,23 @@ class EdgeDesk(AuditDesk):
         self._came.clear()
         while self._returned:
             self._out -= 1
-            self._returned.popleft()()
+            self._hand_in(self._returned.popleft())
         if self._may_send:
             self._send()
+
+    def _hand_in(self, hand_in: Callable[[], None]) -> None:
+        """Whoever handed it in has answered those who wait; the engine goes on, whatever a reply says."""
+        try:
+            hand_in()
+        except Exception as error:
+            log_event("reply-failed", level="error", core=self._link.core, error=repr(error))
 
     # --- audits -------------------------------------------------------------------------------------------
 
     @property
     def _may_send(self) -> bool:
-        return bool(self._backlog) and not self._link.away and time.monotonic() >= self._not_before
+        away = self._link.away or self._link.rests("scores")
+        return bool(self._backlog) and not away and time.monotonic() >= self._not_before
 
     def _send(self) -> None:
         sets = self._sets()
@@ -116,12 +124,12 @@ class EdgeDesk(AuditDesk):
 
     def _came_back(self, audits: list[Audit], sets: Sequence[HeldSet], arrays: Arrays | None) -> None:
         self._audits_out -= len(audits)
-        if arrays is None and self._link.away:
+        if arrays is None and (self._link.away or self._link.rests("scores")):
             self._backlog.extendleft(reversed(audits))
             return
         try:
             scored = None if arrays is None else [(sets[0], as_scores(arrays, rows=len(audits)))]
-        except (KeyError, ValueError) as error:
+        except Exception as error:  # whatever it says, no audit is lost
             log_event("core-refused", level="warning", what="scores", reason=repr(error))
             scored = None  # they are made here
         self._try(audits, scored)
@@ -141,7 +149,7 @@ def as_scores(arrays: Arrays, *, rows: int) -> Scores:
     KeyError, ValueError
         They are not those of so many rows.
     """
-    if any(len(array) != rows for array in arrays.values()):
+    if any(array.ndim < 1 or len(array) != rows for array in arrays.values()):
         raise ValueError(f"scores of other than {rows} rows")
     finals = {name.removeprefix(FINAL): value for name, value in arrays.items() if name.startswith(FINAL)}
     return Scores(arrays["logits"], arrays["uncertainty"], arrays["prediction"], finals)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import OfframpError
+from offramp_core.precision import EXACT
 from offramp_worker.bundle.load import row_bytes
 from offramp_worker.edge.desk import as_arrays
 from offramp_worker.edge.wire import (
@@ -35,6 +36,7 @@ from offramp_worker.edge.wire import (
 )
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.execute import Runnable
+from offramp_worker.engine.execution.ramp_sets import HeldSet
 from offramp_worker.engine.execution.sessions import Scores
 from offramp_worker.engine.queue.tickets import OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
@@ -169,11 +171,11 @@ class EdgeDoor:
     async def _features(
         self, engine: Engine, ramp: str, seconds: float, scope: Scope, receive: Receive
     ) -> Mapping[str, Array]:
-        spec, stage = await self._beside(seconds, lambda: self._pieces.at(engine, ramp))
+        spec = await self._beside(seconds, lambda: self._pieces.spec(engine, ramp))
         request = await self._read(engine, spec, scope, receive)
         if request.x.dtype.kind == "f" and not np.isfinite(request.x).all():
             raise BadRequestError(f"{FEATURES}: not all are finite numbers")
-        return {"logits": await self._beside(seconds, lambda: np.array(stage.run(request.x, request.x)[0]))}
+        return {"logits": await self._beside(seconds, lambda: self._pieces.run(engine, ramp, request.x))}
 
     async def _beside(self, seconds: float, job: Callable[[], Any]) -> Any:
         """Run a job on the thread, unless too many wait or its time runs out before."""
@@ -194,30 +196,43 @@ class EdgeDoor:
 
 
 class _Pieces:
-    """The pieces of the model behind ramps that edges send features of. It belongs to one thread."""
+    """The pieces of the model behind ramps that edges send features of. It belongs to one thread.
+
+    What comes in behind a ramp is remembered for all of them, so that a request that is none builds a piece once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[TensorSpec, Runnable]] = {}
+        self._specs: dict[str, TensorSpec] = {}
+        self._known: dict[str, Runnable] = {}
 
-    def at(self, engine: Engine, ramp: str) -> tuple[TensorSpec, Runnable]:
-        """What comes in behind a ramp, and what runs it."""
-        key = (engine.bundle.manifest.backbone_digest, ramp)
-        if key not in self._known:
-            index = {column.id: j for j, column in enumerate(engine.bundle.columns)}
-            if ramp not in index:
-                raise EdgeRefusedError(404, f"features: {shown(ramp)} is no ramp of this bundle; send the input")
-            self._known[key] = self._make(engine, ramp, index[ramp])
-            while len(self._known) > KEPT:
-                del self._known[next(iter(self._known))]
-        return self._known[key]
+    def spec(self, engine: Engine, ramp: str) -> TensorSpec:
+        """What comes in behind a ramp."""
+        if ramp not in self._specs:
+            self._at(engine, ramp)
+        return self._specs[ramp]
 
-    def _make(self, engine: Engine, ramp: str, index: int) -> tuple[TensorSpec, Runnable]:
+    def run(self, engine: Engine, ramp: str, features: Array) -> Array:
+        """The model's own logits."""
+        return np.array(self._at(engine, ramp).run(features, features)[0])
+
+    def _at(self, engine: Engine, ramp: str) -> Runnable:
+        piece = self._known.pop(ramp, None)
+        if piece is None:
+            exact = {c.id: j for j, c in enumerate(engine.bundle.columns) if (c.precision or EXACT) == EXACT}
+            if ramp not in exact:
+                raise EdgeRefusedError(404, f"features: {shown(ramp)} is no exact ramp of this bundle; send the input")
+            piece = self._make(engine, ramp, exact[ramp])
+        self._known[ramp] = piece  # the newest one
+        while len(self._known) > KEPT:
+            del self._known[next(iter(self._known))]
+        return piece
+
+    def _make(self, engine: Engine, ramp: str, index: int) -> Runnable:
         bundle = engine.bundle
         if not bundle.device.is_cpu or bundle.manifest.inputs[0].varies:
             raise EdgeRefusedError(
                 404, "features: this core takes none, by its device or since lengths vary; send the input"
             )
-        *before, rest = engine.sessions.stages([index])
+        *before, rest = _own_set(engine, FEATURES).sessions.cut_at(index)
         features = x = bundle.probe_x
         for stage in before:
             features, _ = stage.run(features, x)
@@ -226,15 +241,20 @@ class _Pieces:
             raise EdgeRefusedError(
                 404, f"features: behind {shown(ramp)} the model reads its input as well; send the input"
             )
-        return TensorSpec(FEATURES, DATATYPES[features.dtype], features.shape[1:]), rest
+        self._specs[ramp] = TensorSpec(FEATURES, DATATYPES[features.dtype], features.shape[1:])
+        return rest
 
 
 def _scores(engine: Engine, x: Array) -> Scores:
     """What the model and the columns of the bundle's own heads say."""
+    return _own_set(engine, "scores").sessions.tapped(x)
+
+
+def _own_set(engine: Engine, what: str) -> HeldSet:
     for held in engine.sets.held:
         if held.digest == engine.sets.own_digest:
-            return held.sessions.tapped(x)
-    raise EdgeRefusedError(404, "scores: this core holds other ramps by now")
+            return held
+    raise EdgeRefusedError(404, f"{what}: this core holds other ramps by now")
 
 
 def _exactly(request: InferRequest, seconds: float) -> InferRequest:

@@ -162,7 +162,7 @@ class Forwarding:
             onward.ramp is None
             or self._residue == "Input"
             or self._link.away
-            or not self._link.takes_features
+            or not self._takes_features
             or runtime.plan.precision != EXACT
             or runtime.stages[-1].reads_input
             or self._bundle.manifest.inputs[0].varies
@@ -170,6 +170,10 @@ class Forwarding:
         ):
             return False
         return self._proof.holds(runtime, onward.ramp)
+
+    @property
+    def _takes_features(self) -> bool:
+        return self._link.takes_features and not self._link.rests(FEATURES)
 
     def _seconds(self, runtime: Runtime, rows: int, rest: int) -> tuple[float, float, float]:
         """Here: until the last exit has been tried with so many ``rows``, and of the ``rest``; and what features of the
@@ -242,12 +246,24 @@ class Forwarding:
         self._rows_out -= rows
         logits = None if arrays is None else arrays.get("logits")
         if logits is not None and logits.shape == (rows, self._bundle.task.width):
-            leave = Leave(way.onward.rows, None, logits)
-            self._replies.answer(way.batch, way.runtime, leave, way.progress)
-        elif way.sent == "Features" and not self._link.takes_features and not self._link.away:
+            self._answer(way, logits)
+        elif way.sent == "Features" and not self._takes_features and not self._link.away:
             self._send(_Way(way.batch, way.runtime, way.progress, way.onward, "Input"))
         else:
             self._unanswered(way)
+
+    def _answer(self, way: _Way, logits: Array) -> None:
+        """Each row gets an answer or an error, whatever these numbers are."""
+        rows, open_rows = way.onward.rows.tolist(), way.progress.open_rows
+        open_rows.update(rows)
+        try:
+            self._replies.answer(way.batch, way.runtime, Leave(way.onward.rows, None, logits), way.progress)
+        except Exception:
+            left = [row for row in rows if row in open_rows]
+            open_rows.difference_update(left)
+            reason = "the core's answer is none; come again"
+            self._replies.refuse(way.batch, way.runtime, left, reason=reason, expired=False)
+            raise
 
     def _unanswered(self, way: _Way) -> None:
         """The core has not answered these rows, in time or at all."""

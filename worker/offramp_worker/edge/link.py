@@ -1,17 +1,19 @@
 """The connection of an edge to its core: kept connections, what they were measured to take, and whether the core
 answers.
 
-Requests are sent by a few threads. One that gets no answer in time takes the link down: nothing is sent then until
-the core has said again who it is. It is asked once a second, and when all is well once a minute.
+Requests are sent by one event loop, a few at a time, so that no reply, however slow, holds anybody beyond its time.
+Rows that get no answer in time take the link down: nothing is sent then until the core has said again who it is. It is
+asked once a second, and when all is well once a minute. Audits and features have a queue of their own at the core,
+which others may fill: where they get no answer, that path rests for a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ from offramp_worker.edge.wire import (
     SECONDS_HEADER,
     UPLINK_BYTES,
     Core,
+    UnreadableReplyError,
     edge_path,
     read_reply,
     request_body,
@@ -46,8 +49,7 @@ SHORTEST_WAIT = 0.001
 PATIENCE_FACTOR, SHORTEST_PATIENCE, LONGEST_PATIENCE = 10.0, 1.0, 10.0  # for an answer, by what one takes
 AGAIN_SECONDS, MEASURE_SECONDS = 1.0, 60.0
 ASSUMED_BYTES_PER_SECOND = 1.25e6  # of a core that has not been reached yet
-# Another model by now, too much to do, not ready: nothing is sent for a while. What else it says is of one request.
-NOT_NOW = (httpx.codes.CONFLICT, httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
+HEADER_BYTES, MEETING_BYTES = 65536, 65536  # of replies: JSON before the tensors, and who the core is
 QUICK_SECONDS = 0.02  # a body that goes up sooner is too small to measure by
 NEXT_STEP = "serve the same bundle on both, or name another core in OFFRAMP_CORE (--core)"
 
@@ -66,9 +68,14 @@ class CoreRefusedError(OfframpError):
     """The core answers, and does not take this request."""
 
 
+class CoreBusyError(OfframpError):
+    """The core answers, and has no room or no time for this request."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Rows to be sent to a path, since when, and within how many seconds an answer is of use."""
+    """Rows to be sent to a path, since when, and within how many seconds an answer is of use; ``most`` is the largest
+    reply in bytes."""
 
     what: str
     body: bytes
@@ -76,10 +83,19 @@ class _Request:
     sent: Sent
     began: float
     within: float
+    most: int
+
+    @property
+    def kind(self) -> str:
+        return self.what.partition("/")[0]
+
+    @property
+    def left(self) -> float:
+        return self.within - (time.monotonic() - self.began)
 
 
 class Link:
-    """``send`` may be called by any thread; ``answered`` is called by one of the link's own."""
+    """``send`` may be called by any thread; ``answered`` is called once, by the link's own."""
 
     def __init__(self, settings: EdgeSettings, bundle: Bundle, *, metrics: Metrics) -> None:
         manifest = bundle.manifest
@@ -95,9 +111,12 @@ class Link:
         #: Why the core is out of reach, in a few words; empty while it answers.
         self.away = "it has not been reached yet"
         self._measured_at = -math.inf
-        self._client = httpx.Client(
+        self._rest_until: dict[str, float] = {}  # by path
+        self._row_bytes = 8 * bundle.task.width * (2 * len(bundle.columns) + 4)  # more than any reply has
+        self._client = httpx.AsyncClient(
             base_url=settings.core,
-            headers={DIGEST_HEADER: manifest.backbone_digest},
+            headers={DIGEST_HEADER: manifest.backbone_digest, "accept-encoding": "identity"},
+            timeout=None,  # noqa: S113 - each request has one time for all of it
             limits=httpx.Limits(
                 max_connections=CONNECTIONS + 1,
                 max_keepalive_connections=CONNECTIONS + 1,
@@ -105,8 +124,11 @@ class Link:
             ),
             trust_env=False,
         )
-        self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="core")
         self._lock, self._closed = threading.Lock(), threading.Event()
+        self._free, self._tasks = asyncio.Semaphore(CONNECTIONS), set[asyncio.Task[None]]()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._running, name="core", daemon=True)
+        self._thread.start()
         metrics.core_reachable.set_function(lambda: float(not self.away))
 
     def open(self) -> None:
@@ -127,9 +149,15 @@ class Link:
         threading.Thread(target=self._watching, args=(tick,), name="uplink", daemon=True).start()
 
     def close(self) -> None:
-        self._closed.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._client.close()
+        """Whoever waits for an answer hears that there is none."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(SHORTEST_PATIENCE)
+
+    def rests(self, what: str) -> bool:
+        """Whether nothing is sent to a path, ``scores`` or ``features``, for now: the core had no room for it."""
+        return time.monotonic() < self._rest_until.get(what, -math.inf)
 
     @property
     def patience(self) -> float:
@@ -144,47 +172,92 @@ class Link:
     def send(self, what: str, name: str, x: Array, *, sent: Sent, within: float, answered: Answered) -> None:
         """Send rows to a path under the model's; ``answered`` gets what came back, or None where nothing did within so
         many seconds. An infinite time is the link's own patience, beyond which it is down."""
-        request = _Request(what, *request_body(name, x), sent, time.monotonic(), within)
+        most = HEADER_BYTES + len(x) * self._row_bytes
+        request = _Request(what, *request_body(name, x), sent, time.monotonic(), within, most)
         try:
-            self._threads.submit(self._send, request, answered)
+            self._loop.call_soon_threadsafe(self._begin, request, answered)
         except RuntimeError:  # it is closed
             answered(None)
 
-    def _send(self, request: _Request, answered: Answered) -> None:
-        reply, left = None, request.within - (time.monotonic() - request.began)
-        patience = min(self.patience, max(SHORTEST_WAIT, left))
+    def _running(self) -> None:
+        self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
+        self._loop.run_until_complete(self._client.aclose())
+        self._loop.close()
+
+    def _begin(self, request: _Request, answered: Answered) -> None:
+        task = self._loop.create_task(self._send(request, answered))
+        self._tasks.add(task)  # the loop itself keeps no reference
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, request: _Request, answered: Answered) -> None:
+        reply = None
         try:
-            reply = self._exchange(request, patience)
+            async with asyncio.timeout(None if request.within == math.inf else request.left):
+                async with self._free:
+                    reply = await self._patiently(request)
+        except TimeoutError:
+            pass  # an answer is of no use any more
         except CoreRefusedError as error:
             self.takes_features = self.takes_features and request.sent != "Features"
             log_event("core-refused", level="warning", core=self.core, what=request.what, reason=str(error))
-        except httpx.TimeoutException as error:
-            if patience < left:
-                self._lose(_words(error))
-        except Exception as error:  # whoever waits must hear of it, whatever it is
+        except (httpx.HTTPError, CoreAwayError) as error:
             self._lose(_words(error))
+        except Exception as error:  # whoever waits must hear of it, whatever it is
+            self._failed(request, error)
         finally:
             answered(reply)
 
-    def _exchange(self, request: _Request, patience: float) -> Arrays:
+    def _failed(self, request: _Request, error: Exception) -> None:
+        """The core answers, but not this. A full queue of rows is no sign that it is gone; of the others, others than
+        edges may have filled it."""
+        if request.kind != "rows":
+            if not self.rests(request.kind):
+                log_event("core-busy", level="warning", core=self.core, what=request.what, reason=_words(error))
+            self._rest_until[request.kind] = time.monotonic() + AGAIN_SECONDS
+        elif not isinstance(error, CoreBusyError):
+            self._lose(_words(error))
+
+    async def _patiently(self, request: _Request) -> Arrays | None:
+        """The answer, within the link's patience."""
         if self.away:
-            raise CoreAwayError(self.away)
-        headers = {LENGTH_HEADER: str(request.length), SECONDS_HEADER: f"{patience:.3f}"}
-        reply = self._client.post(
-            f"{self._path}/{request.what}", content=request.body, headers=headers, timeout=patience
-        )
+            return None
+        patience = self.patience
+        try:
+            async with asyncio.timeout(patience):
+                return await self._exchange(request, min(patience, max(SHORTEST_WAIT, request.left)))
+        except TimeoutError as error:
+            late = f"no answer within {patience:.1f} s"
+            raise (CoreAwayError if request.kind == "rows" else CoreBusyError)(late) from error
+
+    async def _exchange(self, request: _Request, seconds: float) -> Arrays:
+        headers = {LENGTH_HEADER: str(request.length), SECONDS_HEADER: f"{seconds:.3f}"}
+        reply, content = await self._post(f"{self._path}/{request.what}", request.body, headers, most=request.most)
         if reply.status_code != httpx.codes.OK:
-            if reply.status_code == httpx.codes.GATEWAY_TIMEOUT:
-                raise httpx.ReadTimeout("the core had no time for it")
-            raise (CoreAwayError if reply.status_code in NOT_NOW else CoreRefusedError)(_refusal(reply))
-        arrays = read_reply(reply.content, reply.headers.get(LENGTH_HEADER))
-        seconds = time.monotonic() - request.began  # with the time in which it waited for a connection
-        self._metrics.core_seconds.observe(seconds)
+            raise _refused(request, reply, content)
+        arrays = read_reply(content, reply.headers.get(LENGTH_HEADER))
+        took = time.monotonic() - request.began  # with the time in which it waited for a connection
+        self._metrics.core_seconds.observe(took)
         self._metrics.core_bytes.inc(len(request.body))
         if request.sent != "Nothing":
             with self._lock:
-                self.uplink = self.uplink.after(request.sent, size=len(request.body), seconds=seconds)
+                self.uplink = self.uplink.after(request.sent, size=len(request.body), seconds=took)
         return arrays
+
+    async def _post(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, most: int
+    ) -> tuple[httpx.Response, bytes]:
+        """A response and its body, which is never read beyond ``most`` bytes."""
+        content = bytearray()
+        async with self._client.stream("POST", path, content=body, headers=headers) as reply:
+            async for chunk in reply.aiter_raw():
+                content += chunk
+                if len(content) > most:
+                    raise UnreadableReplyError(f"the core's reply is larger than {most} bytes")
+        return reply, bytes(content)
 
     # --- whether the core is there ------------------------------------------------------------------------
 
@@ -198,13 +271,9 @@ class Link:
         OtherModelError
             It serves something else.
         """
-        try:
-            core, _ = self._ask(b"")  # opens the connection
-            self._check(core)
-            _, short = self._ask(b"")
-            rate = self._declared or self._measured_rate(short)
-        except httpx.HTTPError as error:
-            raise CoreAwayError(_words(error)) from error
+        if self._closed.is_set():
+            raise CoreAwayError("the link is closed")
+        rate, short = asyncio.run_coroutine_threadsafe(self._meet(), self._loop).result()
         with self._lock:
             self.uplink = self.uplink.measured(bytes_per_second=rate, round_trip=short)
         self._measured_at = time.monotonic()
@@ -213,27 +282,40 @@ class Link:
             log_event("core-reached", core=self.core, uplink_mbit=round(rate * 8e-6, 3), round_trip=round(short, 4))
         self.away = ""
 
-    def _measured_rate(self, short: float) -> float:
+    async def _meet(self) -> tuple[float, float]:
+        """Bytes per second, and the seconds of an empty request; all of it within the longest patience."""
+        try:
+            async with asyncio.timeout(LONGEST_PATIENCE):
+                core, _ = await self._ask(b"")  # opens the connection
+                self._check(core)
+                _, short = await self._ask(b"")
+                return self._declared or await self._measured_rate(short), short
+        except TimeoutError as error:
+            raise CoreAwayError(f"it does not say who it is within {LONGEST_PATIENCE:g} s") from error
+        except (httpx.HTTPError, UnreadableReplyError) as error:
+            raise CoreAwayError(_words(error)) from error
+
+    async def _measured_rate(self, short: float) -> float:
         """Bytes per second, by a body that is larger where a small one took no time."""
         for size in (UPLINK_BYTES // 8, UPLINK_BYTES):
-            _, seconds = self._ask(bytes(size))
+            _, seconds = await self._ask(bytes(size))
             if seconds - short > QUICK_SECONDS:
                 break
         return size / max(1e-6, seconds - short)
 
-    def _ask(self, body: bytes) -> tuple[Core, float]:
+    async def _ask(self, body: bytes) -> tuple[Core, float]:
         began = time.perf_counter()
-        reply = self._client.post(self._path, content=body, timeout=LONGEST_PATIENCE)
+        reply, content = await self._post(self._path, body, {}, most=MEETING_BYTES)
         if reply.status_code == httpx.codes.NOT_FOUND:
             raise OtherModelError(
                 f"OFFRAMP_CORE is {self.core}: it takes no edges of model {self._mine.model!r}; start it with "
                 "`offramp serve BUNDLE --edges`"
             )
         if reply.status_code != httpx.codes.OK:
-            raise CoreAwayError(_refusal(reply))
+            raise CoreAwayError(_refusal(reply, content))
         try:
-            core = msgspec.json.decode(reply.content, type=Core)
-        except (ValueError, msgspec.MsgspecError) as error:
+            core = msgspec.json.decode(content, type=Core)
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise CoreAwayError(f"{self.core} does not say which model it serves: {error}") from error
         return core, time.perf_counter() - began
 
@@ -256,15 +338,28 @@ class Link:
             if self.away or time.monotonic() - self._measured_at > MEASURE_SECONDS:
                 try:
                     self.meet()
-                except OfframpError as error:
-                    self._lose(str(error))
-                except RuntimeError:  # the client is closed
-                    return
+                except Exception as error:  # a thread that ended would never find the core again
+                    if self._closed.is_set():
+                        return
+                    self._lose(_words(error))
             tick()
 
 
-def _refusal(reply: httpx.Response) -> str:
-    return f"it answers {reply.status_code}: {reply.text[:200]}"
+def _refused(request: _Request, reply: httpx.Response, content: bytes) -> OfframpError:
+    """What a reply other than 200 says of the core: another model by now, not able to answer rows, no room or no time
+    for this. What else it says is of one request."""
+    status, words = reply.status_code, _refusal(reply, content)
+    if status == httpx.codes.CONFLICT:
+        return CoreAwayError(words)
+    if status == httpx.codes.TOO_MANY_REQUESTS or (status == httpx.codes.GATEWAY_TIMEOUT and request.within < math.inf):
+        return CoreBusyError(words)
+    if reply.is_server_error:
+        return CoreAwayError(words) if request.kind == "rows" else CoreBusyError(words)
+    return CoreRefusedError(words)
+
+
+def _refusal(reply: httpx.Response, content: bytes) -> str:
+    return f"it answers {reply.status_code}: {content[:200].decode(errors='replace')}"
 
 
 def _words(error: Exception) -> str:

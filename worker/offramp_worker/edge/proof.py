@@ -55,6 +55,9 @@ class FeaturesProof:
         )
 
     def _came_back(self, key: tuple[int, str], ramp: str, arrays: Arrays | None) -> None:
+        if arrays is None and self._link.rests(FEATURES):
+            self._known.pop(key, None)  # it has no room for it now, and is asked again
+            return
         logits = None if arrays is None else arrays.get("logits")
         holds = logits is not None and reproduces(logits, self._bundle.probe_logits, self._bundle.task)
         self._known[key] = holds

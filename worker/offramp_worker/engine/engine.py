@@ -362,7 +362,8 @@ class Engine:
         """
         runtime = self.arms.drawn(active, number)
         if self._forwarding is not None:  # how long a batch takes there is no matter of exits alone
-            whole = runtime is active.stable and self._forwarding.at_once(batch, runtime)
+            free = runtime is active.stable and self._deadlines.none_in(batch)  # an exit may have to keep a deadline
+            whole = free and self._forwarding.at_once(batch, runtime)
             return (active.off if whole else runtime), False
         if active.holdback is None or runtime is active.off or not self._deadlines.none_in(batch):
             return runtime, False

@@ -171,6 +171,10 @@ class Sessions:
                 self._stages.popitem(last=False)
             return chain_on(self._device, self._stages[key])
 
+    def cut_at(self, column: int) -> tuple[Runnable, ...]:
+        """The exact model in stages that end at this column, which the caller keeps; raises as :meth:`stages` does."""
+        return chain_on(self._device, self._build_stages(EXACT, (column,)))
+
     def exact_stage(self) -> Runnable:
         """The exact model as a stage with buffers of its own, for the one thread that serves."""
         whole = StageSession(self._exact, self._input, "", (output_name(self._bundle.backbone),), True, ())
