@@ -27,6 +27,7 @@
     │   └── UnableError                     a request was not taken, and repeating it here would not help
     ├── CoreAwayError                       the core of an edge does not answer, or not now
     ├── CoreRefusedError                    it answers, and does not take this request
+    ├── CoreBusyError                       it answers, and has no room or no time for this request
     ├── UnreadableReplyError                what it answers cannot be read
     ├── EdgeRefusedError                    a core refuses a request of an edge, with a status
     ├── ClosedError                         a request for generation comes at a bad time; says when to come again
