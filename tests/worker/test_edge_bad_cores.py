@@ -235,3 +235,25 @@ def test_a_batch_with_a_deadline_is_not_sent_whole(
     core.says["rows"] = core.HANGS
     ticket = asked(engine, done, deadline_seconds=SOON)
     assert (ticket.due, ticket.exits) == ([True], ["r02-linear"])
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_batch_that_was_sent_whole_in_vain_takes_the_exits_where_they_may_answer(
+    breaks: bool, core: ScriptedCore, start: Any, done: list[Ticket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And counts for no plan; whatever happens then, it gets an answer or an error."""
+    monkeypatch.setattr(Forwarding, "_whole_is_sooner", lambda *_: True)
+    monkeypatch.setattr(forwarding, "sent", lambda *_, **__: "Input")
+    engine = start(residue="Auto", offline="Answer")
+    core.says["rows"] = (503, b"{}")
+    if breaks:
+        monkeypatch.setattr(engine._forwarding, "_run", lambda *_: iter([None]))
+    ticket = asked(engine, done)
+    if breaks:
+        assert "is out of reach" in ticket.unable
+    else:
+        assert (ticket.offline, ticket.exits, ticket.audited) == ([True], ["r02-linear"], [False])
+    assert all(not counts.requests for counts in engine.counters.snapshot() if counts.epoch == 1)
+    assert engine.submit(bundles.inputs(1), never_exit=True) is not None
+    eventually(lambda: len(done) == 2, what="that nothing may answer for the model")
+    assert "out of reach" in done[-1].unable

@@ -7,7 +7,7 @@ Everything here is called by whoever has the engine's turn; the link's threads o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,13 +25,15 @@ from offramp_worker.edge.link import Arrays, Link
 from offramp_worker.edge.proof import MOST_KEPT, FeaturesProof
 from offramp_worker.edge.wire import FEATURES, features_path
 from offramp_worker.engine.arms.arms import Runtime
-from offramp_worker.engine.execution.execute import Leave, Onward
+from offramp_worker.engine.execution.execute import GoOn, Leave, Onward
 from offramp_worker.engine.queue.batcher import Batch
 from offramp_worker.engine.queue.replies import Progress, Replies
 from offramp_worker.engine.queue.tickets import Ticket
+from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 
 Array = npt.NDArray[Any]
+Run = Callable[[Batch, Runtime, GoOn], Iterator[Leave]]
 DECAY, WEIGHT = 0.98, 0.05  # of what was seen before a batch; of the newest one in a mean
 
 
@@ -84,11 +86,16 @@ class Forwarding:
         most_rows: int,
         everyones: float | None,
         clock: Callable[[], float],
+        run: Run,
+        in_force: Callable[[], Runtime],
     ) -> None:
-        """At most so many rows are on their way at once. ``everyones`` is the deadline of requests that name none."""
+        """At most so many rows are on their way at once. ``everyones`` is the deadline of requests that name none.
+        ``run`` is the executor's, for batches that were sent whole in vain: they are tried with what is ``in_force``
+        then."""
         self._link, self._desk, self._bundle = edge.link, desk, bundle
         self._residue, self._offline, self._replies, self._metrics = edge.residue, edge.offline, replies, metrics
         self._most_rows, self._everyones, self._clock = most_rows, everyones, clock
+        self._run, self._in_force = run, in_force
         self._exact_seconds = exact_seconds(bundle.profile)
         self._name = bundle.manifest.inputs[0].name
         self._proof = FeaturesProof(edge.link, desk, bundle)
@@ -267,6 +274,35 @@ class Forwarding:
 
     def _unanswered(self, way: _Way) -> None:
         """The core has not answered these rows, in time or at all."""
+        if self._offline == "Answer" and way.onward.ramp is None and not way.batch.never_exit:
+            runtime = self._in_force()
+            if not runtime.exits_off and not runtime.judges_itself:
+                self._try_exits(way, runtime)
+                return
+        self._give(way)
+
+    def _try_exits(self, way: _Way, runtime: Runtime) -> None:
+        """Rows of a batch that was sent whole, without trying an exit: they take the exits now, and count for no
+        plan."""
+        rows = way.onward.rows
+        batch = Batch(way.batch.x[rows], [way.batch.owners[row] for row in rows.tolist()], never_exit=False)
+        progress = Progress(self._clock(), set(range(len(rows))), counts=False)
+
+        def rest(onward: Onward) -> bool:
+            progress.open_rows.difference_update(onward.rows.tolist())
+            self._give(_Way(batch, runtime, progress, _allowed(runtime, onward), way.sent))
+            return True
+
+        try:
+            for leave in self._run(batch, runtime, rest):
+                self._replies.answer(batch, runtime, leave, progress)
+        except Exception as error:  # each row gets an answer or an error
+            log_event("batch-failed", level="error", rows=len(progress.open_rows), error=repr(error))
+            left = sorted(progress.open_rows)
+            self._replies.refuse(batch, runtime, left, reason=self._why(way), expired=False)
+
+    def _give(self, way: _Way) -> None:
+        """What there is to say without the core: an exit's answer, or why there is none."""
         now, onward = self._clock(), way.onward
         tickets = [way.batch.owners[row][0] for row in onward.rows]
         due = onward.may_answer & np.array([self._deadline(ticket) < math.inf for ticket in tickets])

@@ -117,9 +117,9 @@ class Engine:
             deliver=deliver,
             clock=clock,
         )
-        self._forwarding = None if edge is None else _forwarding(self, edge, options)
         self._deadlines = Deadlines(everyones=options.everyones_deadline, clock=clock)
         self._executor = Executor(self.sets, deadlines=self._deadlines)
+        self._forwarding = None if edge is None else _forwarding(self, edge, options)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = turn or threading.Lock()  # held while a batch, an audit or a probe runs
         self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
@@ -447,6 +447,8 @@ def _forwarding(engine: Engine, edge: Edge, options: EngineOptions) -> Forwardin
         most_rows=options.max_queue_rows,
         everyones=options.everyones_deadline,
         clock=engine._clock,
+        run=engine._executor.run,
+        in_force=lambda: engine.arms.without_canary(engine.arms.active),
     )
 
 
