@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from offramp_core.control.objects import Service
 from offramp_core.control.shared_pool import SharedPoolSpec, SharedPoolStatus
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.protocol import HeldModel, HeldModels
 from offramp_operator.kube.shared.members import Member
-from offramp_operator.kube.shared.plan import PodOfPool, PoolPlan, PoolView, plan_pool
+from offramp_operator.kube.shared.plan import PodOfPool, PoolPlan, PoolView, plan_pool, workers_to_have
 from offramp_operator.kube.shared.pool import SharedPool
+from offramp_operator.kube.shared.rates import Rates
 from offramp_operator.shell.signing import SigningKey
 
 KEY = SigningKey.from_seed(b"k" * 32)
@@ -29,7 +33,7 @@ def pod(name: str, *, serves: Mapping[str, int]) -> PodOfPool:
     """A ready worker that serves services of so many bytes."""
     held = [HeldModel(f"uid-{s}", "Serving", model=s, mark="m", bytes=size) for s, size in serves.items()]
     return PodOfPool(
-        name, f"uid-{name}", True, True, "http://x", held=HeldModels(f"uid-{name}", "boot", 1, 1.0, tuple(held))
+        name, f"uid-{name}", True, True, "http://x", held=HeldModels(f"uid-{name}", "boot", 0, 1.0, tuple(held))
     )
 
 
@@ -90,6 +94,54 @@ def test_a_service_that_asks_for_more_workers_than_there_may_be_has_as_many_as_t
     assert condition.message == "a: spec.replicas is 4, and the pool's spec.maxWorkers 3; change one of them"
 
 
+def settled(*members: Member, pods: Sequence[PodOfPool], **more: Any) -> PoolPlan:
+    """What a few passes come to."""
+    plan = plan_pool(view(SharedPoolStatus(), pods, *members, **more), 0.0)
+    for _ in range(3):
+        plan = plan_pool(view(plan.status, pods, *members, **more), 0.0)
+    return plan
+
+
+def test_a_ready_worker_that_does_not_answer_keeps_what_it_served_last_and_its_list() -> None:
+    a, b = member("a"), member("b")
+    before = settled(a, b, pods=[pod("w0", serves={"a": 10, "b": 20})])
+    silent = replace(pod("w0", serves={}), held=None)
+    after = plan_pool(view(before.status, [silent], a, b), 1.0)
+    assert after.orders["uid-w0"].routed == {"a", "b"}
+    assert after.status == before.status
+    other = plan_pool(view(before.status, [replace(silent, uid="uid-other")], a, b), 1.0)
+    assert not other.orders["uid-other"].routed, "a pod that never answered serves nothing"
+
+
+def test_a_silent_worker_is_not_emptied_before_its_services_serve_elsewhere() -> None:
+    a, b = member("a"), member("b")
+    before = settled(a, b, pods=[pod("w0", serves={"a": 70}), pod("w1", serves={"b": 60})])
+    small = [pod("w0", serves={"a": 30}), replace(pod("w1", serves={}), held=None)]
+    status = replace(before.status, services=tuple(replace(s, bytes=30) for s in before.status.services))
+    fewer = plan_pool(view(status, small, a, b), 1.0)
+    spare = next(uid for uid, order in fewer.orders.items() if order.slot is None)
+    assert fewer.status.slots == 1 and fewer.orders[spare].routed
+
+
+def test_a_worker_goes_only_once_its_services_serve_elsewhere_and_it_is_the_first_to_be_deleted() -> None:
+    a, b = member("a"), member("b")
+    before = settled(a, b, pods=[pod("w0", serves={"a": 70}), pod("w1", serves={"b": 60})])
+    both = [pod("w0", serves={"a": 30}), pod("w1", serves={"b": 30})]
+    moving = plan_pool(view(before.status, both, a, b), 1.0)
+    [spare] = [uid for uid, order in moving.orders.items() if order.slot is None]
+    assert moving.status.slots == 1
+    assert workers_to_have(moving, both, there=2, marked={spare}) == 2, "it still serves"
+
+    both = [pod(p.name, serves={} if p.uid == spare else {"a": 30, "b": 30}) for p in both]
+    done = plan_pool(view(moving.status, both, a, b), 2.0)
+    assert workers_to_have(done, both, there=2, marked=()) == 2
+    assert workers_to_have(done, both, there=2, marked={spare}) == 1
+    for change in ({"ready": False}, {"current": False}):  # Kubernetes would delete that one first
+        other = [p if p.uid == spare else replace(p, **change) for p in both]
+        assert workers_to_have(done, other, there=2, marked={spare}) == 2
+    assert workers_to_have(done, both, there=0, marked=()) == 1
+
+
 def test_lists_keep_their_epoch_while_they_say_the_same() -> None:
     a = member("a")
     first = plan_pool(view(SharedPoolStatus(), [pod("w0", serves={})], a), 0.0)
@@ -97,6 +149,86 @@ def test_lists_keep_their_epoch_while_they_say_the_same() -> None:
     other = plan_pool(view(again.status, [pod("w0", serves={"a": 10})], a, member("b")), 2.0)
     assert (first.status.epoch, again.status.epoch, other.status.epoch) == (1, 1, 2)
     assert {listed.epoch for listed in other.lists.values()} == {2}
+
+
+def test_a_status_that_is_older_than_its_workers_catches_up() -> None:
+    a = member("a")
+    first = plan_pool(view(SharedPoolStatus(), [pod("w0", serves={"a": 10})], a), 0.0)
+    ahead = pod("w0", serves={"a": 10})
+    assert ahead.held is not None
+    ahead = replace(ahead, held=replace(ahead.held, epoch=7))
+    assert plan_pool(view(first.status, [ahead], a), 1.0).status.epoch == 8
+    absurd = replace(ahead, held=replace(ahead.held, epoch=2**63 - 1))
+    assert plan_pool(view(first.status, [absurd], a), 1.0).status.epoch == 1
+
+
+def test_a_worker_that_refuses_its_list_is_named() -> None:
+    a = member("a")
+    refusing = replace(pod("w0", serves={"a": 10}), unheard="it refuses its list of models: 413: too large")
+    [condition] = settled(a, pods=[refusing]).status.conditions
+    assert (condition.status, condition.message) == ("False", f"w0: {refusing.unheard}")
+
+
+def test_another_operator_drops_no_copy_of_a_busy_service() -> None:
+    a, b = member("a"), member("b")
+    pods = [pod("w0", serves={"a": 10, "b": 10}), pod("w1", serves={"a": 10}), pod("w2", serves={"a": 10})]
+    before = settled(a, b, pods=pods, busy={"a": 1.9, "b": 0.1})
+    first = plan_pool(view(before.status, pods, a, b, fewest=3), 1.0)
+    assert first.orders == before.orders and all("a" in order.routed for order in first.orders.values())
+
+    rates = Rates()
+    for second in range(3):
+        heard = [replace(p, held=replace(p.held, now=1.0 + second)) for p in pods if p.held is not None]
+        rates.measure(first.status, heard)
+        assert second == 0 or 1.8 < rates.busy["a"] <= 1.9, "idle for seconds, it goes on from what was stored"
+
+
+def test_rates_are_stored_when_they_matter() -> None:
+    a = member("a")
+    before = settled(a, pods=[pod("w0", serves={"a": 10})], busy={"a": 0.5})
+    for busy, stored in ((0.52, 500), (0.6, 600), (0.0, 0), (0.705, 705)):
+        after = plan_pool(view(before.status, [pod("w0", serves={"a": 10})], a, busy={"a": busy}), 1.0)
+        assert after.status.services[0].busy_millis == stored
+    before = settled(a, pods=[pod("w0", serves={"a": 10})], busy={"a": 0.699})
+    after = plan_pool(view(before.status, [pod("w0", serves={"a": 10})], a, busy={"a": 0.701}), 1.0)
+    assert after.status.services[0].busy_millis == 701, "it asks for two workers now"
+
+
+def test_no_list_is_longer_than_a_worker_takes() -> None:
+    options = {f"OFFRAMP_OPTION_{i}": "x" * 100 for i in range(20)}
+    names = [member(f"s{i:03d}") for i in range(600)]
+    seen = view(SharedPoolStatus(), [], *names)
+    placed = {name: replace(entry, options=options) for name, entry in seen.placed.items()}
+    seen = replace(seen, placed=placed, pods=[pod(f"w{i}", serves={}) for i in range(3)])
+    plan = plan_pool(seen, 0.0)
+    assert plan.status.slots == 3
+    signed = [msgspec.json.encode(KEY.sign(listed)) for listed in plan.lists.values()]
+    assert max(len(text) for text in signed) < 2**20
+
+
+def test_services_beyond_what_a_pool_takes_are_told() -> None:
+    [condition] = plan_pool(replace(view(SharedPoolStatus(), [], member("a")), left_out=2), 0.0).status.conditions
+    assert condition.message == "the pool takes 1000 services, and the 2 youngest have no place; use another pool"
+
+
+def test_who_serves_under_a_name_keeps_it_from_an_older_one_that_takes_it_later() -> None:
+    old, young = member("a"), member("young")
+    pods = [pod("w0", serves={"a": 70}), pod("w1", serves={"young": 60})]
+    plan = settled(old, young, pods=pods)
+    assert pods[0].held is not None
+    renamed = HeldModel("uid-a", "Serving", model="young", mark="m2", bytes=70)
+    pods[0] = replace(pods[0], held=replace(pods[0].held, models=(renamed,)))
+    for _ in range(3):
+        plan = plan_pool(view(plan.status, pods, old, young), 1.0)
+        assert plan.orders["uid-w1"].routed == {"young"} and not plan.orders["uid-w0"].holds
+        assert "as that of service young" in plan.status.services[0].message
+    loading = HeldModel("uid-young", "Loading")  # its worker starts again
+    pods = [pod("w0", serves={}), replace(pods[1], ready=False)]
+    assert pods[1].held is not None
+    pods[1] = replace(pods[1], held=replace(pods[1].held, models=(loading,)))
+    for _ in range(2):
+        plan = plan_pool(view(plan.status, pods, old, young), 2.0)
+        assert holds(plan, "uid-w1") == {"young"}
 
 
 def test_the_older_of_two_services_keeps_the_name_of_their_model() -> None:

@@ -12,6 +12,7 @@ from offramp_core.errors import InvalidSpecError
 from offramp_core.protocol import ModelStanding
 
 MOST_WORKERS = 64
+MOST_SERVICES = 1000  # of a pool; a worker takes no longer list, and the status has room for no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,14 @@ class SharedWorker:
 
 @dataclass(frozen=True, slots=True)
 class PooledService:
-    """A service of the pool: how many workers hold it and serve, what it takes in memory (0 before that is known), and
-    why it has no place. ``mark`` is of what that is known of."""
+    """A service of the pool: how many workers hold it and serve, what it takes in memory (0 before that is known) and
+    of an executor's time, and why it has no place. ``mark`` is of what that is known of."""
 
     name: str
     uid: str
     workers: int = 0
     bytes: int = 0
+    busy_millis: int = 0
     model: str = ""
     mark: str = ""
     message: str = ""

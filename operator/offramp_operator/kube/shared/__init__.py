@@ -6,6 +6,7 @@ pool.py       a pool as it was written, and as a service of the same workers wou
 manifests.py  its Deployment and what stands beside it
 members.py    its services: what workers are told of each
 calls.py      its workers are asked and told
+rates.py      how much time each service takes
 plan.py       from what is known to what is to be: who holds what
 reconcile.py  one pass
 holders.py    the workers of a service, as its pool's status tells of them

@@ -33,13 +33,14 @@ class Calls:
     async def ask(self, urls: Mapping[str, str], token: str) -> dict[str, HeldModels]:
         """What the workers at these addresses hold, by uid; of those that do not answer, nothing."""
         answers = await asyncio.gather(*(self._call(uid, url, token, None) for uid, url in urls.items()))
-        return {held.uid: held for held in answers if held is not None}
+        return {held.uid: held for held in answers if isinstance(held, HeldModels)}
 
-    async def tell(self, uid: str, url: str, token: str, signed: SignedDocument) -> HeldModels | None:
-        """Hand a worker its list; None where it did not take it, which the next pass does again."""
+    async def tell(self, uid: str, url: str, token: str, signed: SignedDocument) -> HeldModels | str | None:
+        """Hand a worker its list; None where it does not answer, and why where it refuses. The next pass does it
+        again."""
         return await self._call(uid, url, token, msgspec.json.encode(signed))
 
-    async def _call(self, uid: str, url: str, token: str, body: bytes | None) -> HeldModels | None:
+    async def _call(self, uid: str, url: str, token: str, body: bytes | None) -> HeldModels | str | None:
         if self._session is None:
             headers = {"Accept-Encoding": "identity"}
             # A worker closes what idles; a connection for each call costs nothing that shows here.
@@ -53,7 +54,10 @@ class Calls:
                 self._session.request(verb, url + PATH, data=body, headers=bearer, allow_redirects=False) as reply,
             ):
                 refuse_unbounded(url, reply.headers)
-                held = _held(reply.status, await reply.read())
+                text = await reply.read()
+                if HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                    return _refusal(reply.status, text)
+                held = _held(reply.status, text)
         except (aiohttp.ClientError, ValueError, OSError, UnavailableError, TimeoutError) as error:
             log_event("pool-worker-silent", f"{url}: {error!r}", level=logging.DEBUG, worker=uid)
             return None
@@ -64,3 +68,11 @@ def _held(status: int, text: bytes) -> HeldModels:
     if status != HTTPStatus.OK:
         raise UnavailableError(f"{PATH} answered {status}: {text[:300]!r}")
     return msgspec.json.decode(text, type=HeldModels)
+
+
+def _refusal(status: int, text: bytes) -> str:
+    try:
+        message = msgspec.json.decode(text, type=dict[str, str])["error"]
+    except (msgspec.DecodeError, KeyError):
+        message = text.decode(errors="replace")
+    return f"{status}: {message[:300]}"

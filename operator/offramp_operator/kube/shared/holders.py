@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from offramp_core.control.objects import Service
-from offramp_core.control.shared_pool import HeldService, SharedPoolStatus
+from offramp_core.control.shared_pool import MOST_SERVICES, HeldService, SharedPoolStatus
 from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_core.reasons import Reason
 from offramp_operator.kube import pods
@@ -32,6 +32,9 @@ def holders(cache: ObjectCache, service: Service) -> tuple[WorkerEndpoint, ...]:
         for held in worker.services
         if held.uid == service.uid and worker.uid in running
     ]
+    if len(status.services) >= MOST_SERVICES and all(known.uid != service.uid for known in status.services):
+        full = f"it takes {MOST_SERVICES} services, and that many are older; use another pool"
+        return (_missing(service, Reason.NO_PLACE_IN_POOL, full),)
     lacking = next((known.message for known in status.services if known.uid == service.uid and known.message), "")
     return (*found, _missing(service, Reason.NO_PLACE_IN_POOL, lacking)) if lacking else tuple(found)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from offramp_core.control.objects import Condition
-from offramp_core.control.shared_pool import HeldService, PooledService, SharedPoolStatus, SharedWorker
+from offramp_core.control.shared_pool import MOST_SERVICES, HeldService, PooledService, SharedPoolStatus, SharedWorker
 from offramp_core.plan import canonical_json
-from offramp_core.protocol import HeldModels, ModelList, PlacedModel
+from offramp_core.protocol import HeldModel, HeldModels, ModelList, PlacedModel
 from offramp_core.reasons import ConditionType, Reason
 from offramp_core.sharing.packing import Demand, Size, pack
 from offramp_core.sharing.placing import Orders, PoolWorker, orders
@@ -20,11 +21,14 @@ from offramp_operator.kube.shared.members import Member
 from offramp_operator.kube.shared.pool import SharedPool
 
 MOST_BUSY = 0.7  # of a worker's executor; above it requests wait long
+LIST_BYTES = 800_000  # of the MiB that a worker takes as its list; the rest is for what is on its way
+MOST_EPOCH = 2**53  # what a worker says above it is no epoch that an operator gave
 
 
 @dataclass(frozen=True, slots=True)
 class PodOfPool:
-    """A worker's pod as the cluster has it, and what the worker itself said last."""
+    """A worker's pod as the cluster has it, and what the worker itself said in this pass. ``failure`` keeps it from
+    running, ``unheard`` says that its list was refused, or that it answers nothing."""
 
     name: str
     uid: str
@@ -33,12 +37,14 @@ class PodOfPool:
     url: str | None = None
     failure: str = ""
     held: HeldModels | None = None
+    unheard: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
     """All that a plan is made of. ``busy`` is seconds of an executor a second by service, ``drained`` as of
-    :func:`offramp_core.sharing.placing.orders`, ``fewest`` workers are kept whatever would do."""
+    :func:`offramp_core.sharing.placing.orders`, ``fewest`` workers are kept whatever would do. The pool has no room
+    for ``left_out`` further services."""
 
     pool: SharedPool
     members: Sequence[Member]
@@ -48,6 +54,7 @@ class PoolView:
     fewest: int
     placed: Mapping[str, PlacedModel]
     trouble: Condition | None = None
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,7 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
     before = view.pool.status
     services = _known(view)
     without = _without_place(view, services)
-    demands = [
-        Demand(m.name, view.busy.get(m.name, 0.0), services[m.name].bytes, copies=m.service.spec.replicas)
-        for m in view.members
-        if m.name not in without
-    ]
+    demands = [_demand(view, m, services[m.name]) for m in view.members if m.name not in without]
     spec = view.pool.spec
     size = Size(
         MOST_BUSY, spec.memory_bytes, min(max(spec.min_workers, view.fewest), spec.max_workers), spec.max_workers
@@ -80,11 +83,29 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
     given = orders(_workers(view, slots), packed, members=[m.name for m in view.members], drained=view.drained)
     lists = _lists(view, given)
     digest = hashlib.sha256(canonical_json(msgspec.to_builtins(sorted(lists.items())))).hexdigest()[:16]
-    epoch = before.epoch if digest == before.lists else before.epoch + 1
+    # A status that was restored or lost is behind its workers, which take nothing older than they have.
+    newest = max([before.epoch, *(p.held.epoch for p in view.pods if p.held is not None and p.held.epoch < MOST_EPOCH)])
+    epoch = newest if (digest, newest) == (before.lists, before.epoch) else newest + 1
     lists = {uid: replace(listed, epoch=epoch) for uid, listed in lists.items()}
     status = _status(view, given, services, without)
     status = replace(status, epoch=epoch, lists=digest, slots=len(slots))
     return PoolPlan(replace(status, conditions=(_ready(view, status, now),)), given, lists)
+
+
+def workers_to_have(plan: PoolPlan, pods: Sequence[PodOfPool], *, there: int, marked: Collection[str]) -> int:
+    """Replicas of the Deployment, which has ``there`` now: fewer only once those who go are known to be the right ones.
+
+    Whoever has no slot holds nothing any more and is ``marked``: no requests are sent to it, and it is the first to be
+    deleted. While workers are replaced or not ready, Kubernetes would choose by that instead.
+    """
+    wanted = plan.status.slots
+
+    def settled(pod: PodOfPool) -> bool:
+        order = plan.orders[pod.uid]
+        empty = not order.holds and (pod.held is None or not pod.held.models)
+        return pod.current and (pod.ready if order.slot is not None else empty and pod.uid in marked)
+
+    return wanted if wanted >= there or all(settled(pod) for pod in pods) else there
 
 
 def _known(view: PoolView) -> dict[str, PooledService]:
@@ -94,19 +115,40 @@ def _known(view: PoolView) -> dict[str, PooledService]:
     found = {}
     for member in view.members:
         uid, mark = member.service.uid, view.placed[member.name].mark
-        known, held = earlier.get(uid), reported.get(uid)
-        if known is None or known.mark != mark:
-            known = PooledService(member.name, uid, mark=mark)
+        before, held = earlier.get(uid, PooledService(member.name, uid, mark=mark)), reported.get(uid)
+        known = before
+        if known.mark != mark:
+            known = PooledService(member.name, uid, mark=mark, model="" if before.message else before.model)
         if held is not None and held.model:
             known = replace(known, bytes=held.bytes, model=held.model)
-        found[member.name] = replace(known, message="", workers=0)
+        busy = _in_millis(view.busy.get(member.name), before.busy_millis)
+        found[member.name] = replace(known, message="", workers=0, busy_millis=busy)
     return found
 
 
+def _in_millis(busy: float | None, before: int) -> int:
+    """What is stored of a rate: what was, unless it is another by a tenth, or another number of workers follows."""
+    if busy is None:
+        return before
+    millis = round(busy * 1000)
+    same = math.ceil(millis / MOST_BUSY / 1000) == math.ceil(before / MOST_BUSY / 1000)
+    return before if same and abs(millis - before) <= max(10, before // 10) else millis
+
+
+def _demand(view: PoolView, member: Member, known: PooledService) -> Demand:
+    """A rate that this operator has not measured yet is that of the one before it. Memory is at least such a part of
+    the worker's as its entry has of what a list may be, so that no list is longer than a worker takes."""
+    entry = len(msgspec.json.encode(msgspec.json.encode(view.placed[member.name]).decode()))
+    least = -(-view.pool.spec.memory_bytes * entry // LIST_BYTES)
+    busy = view.busy.get(member.name, known.busy_millis / 1000)
+    return Demand(member.name, busy, max(known.bytes, least), copies=member.service.spec.replicas)
+
+
 def _without_place(view: PoolView, services: Mapping[str, PooledService]) -> dict[str, str]:
-    """Services that no worker may hold, whatever room there is: the oldest of a model's name has it."""
+    """Services that no worker may hold, whatever room there is. A model's name is of the service that has it already,
+    else of the oldest."""
     found, owners = dict[str, str](), dict[str, str]()
-    for member in view.members:
+    for member in sorted(view.members, key=lambda m: not _has_name(view, services[m.name])):
         model = services[member.name].model
         if member.trouble:
             found[member.name] = member.trouble
@@ -118,6 +160,15 @@ def _without_place(view: PoolView, services: Mapping[str, PooledService]) -> dic
         elif model:
             owners[model] = member.name
     return found
+
+
+def _has_name(view: PoolView, known: PooledService) -> bool:
+    """Whether a service was called as it is now, and had a place or serves."""
+    before = next((s for s in view.pool.status.services if s.uid == known.uid), None)
+    if before is None or before.model != known.model:
+        return False
+    held = (s for worker in view.pool.status.workers for s in worker.services if s.uid == known.uid)
+    return not before.message or any((s.standing, s.model) == ("Serving", known.model) for s in held)
 
 
 def _held_before(status: SharedPoolStatus) -> list[frozenset[str]]:
@@ -140,9 +191,9 @@ def _workers(view: PoolView, needed: Sequence[int]) -> list[PoolWorker]:
     places = {slot: place for place, slot in enumerate(needed)}
     slots = {worker.uid: places.get(worker.slot) for worker in view.pool.status.workers}
     names = {member.service.uid: member.name for member in view.members}
-    found = []
+    heard, found = _heard(view), []
     for pod in view.pods:
-        models = pod.held.models if pod.held is not None else ()
+        models = heard[pod.uid]
         found.append(
             PoolWorker(
                 pod.uid,
@@ -156,6 +207,19 @@ def _workers(view: PoolView, needed: Sequence[int]) -> list[PoolWorker]:
             )
         )
     return found
+
+
+def _heard(view: PoolView) -> dict[str, tuple[HeldModel, ...]]:
+    """What each worker holds, by uid: as it says, else as it said last. One that the operator does not reach may well
+    serve; whether requests can be sent there is the kubelet's to say."""
+    found = {
+        worker.uid: tuple(
+            HeldModel(held.uid, held.standing, mark=held.mark, model=held.model, message=held.message)
+            for held in worker.services
+        )
+        for worker in view.pool.status.workers
+    }
+    return {pod.uid: found.get(pod.uid, ()) if pod.held is None else pod.held.models for pod in view.pods}
 
 
 def _lists(view: PoolView, given: Mapping[str, Orders]) -> dict[str, ModelList]:
@@ -180,10 +244,9 @@ def _in_fields(why: str, pool: SharedPool) -> str:
 def _status(
     view: PoolView, given: Mapping[str, Orders], services: Mapping[str, PooledService], without: Mapping[str, str]
 ) -> SharedPoolStatus:
-    workers = []
+    heard, workers = _heard(view), []
     for pod in view.pods:
-        order, held = given[pod.uid], pod.held.models if pod.held is not None else ()
-        by_uid = {model.service_uid: model for model in held}
+        order, by_uid = given[pod.uid], {model.service_uid: model for model in heard[pod.uid]}
         standing = []
         for name in sorted(order.holds):
             uid = view.placed[name].service_uid
@@ -239,11 +302,16 @@ def _standing(view: PoolView, status: SharedPoolStatus) -> Condition:
     if smallest and sizes[smallest] > memory:
         need = f"the smallest bundle, of {smallest}, takes {sizes[smallest]}: give more than that"
         return Condition(ready, "False", Reason.MEMORY_TOO_SMALL, f"spec.memory is {memory} bytes; {need}")
-    if failing := next((pod for pod in view.pods if pod.failure), None):
-        return Condition(ready, "False", Reason.WORKER_FAILED, f"{failing.name}: {failing.failure}")
+    if failing := next((pod for pod in view.pods if pod.failure or pod.unheard), None):
+        why_not = failing.failure or failing.unheard
+        return Condition(ready, "False", Reason.WORKER_FAILED, f"{failing.name}: {why_not}"[:1000])
     failed = {s.name: s.message for worker in status.workers for s in worker.services if s.standing == "Failed"}
     why = {s.name: s.message or failed.get(s.name, "") or _asks_too_much(view, s.name) for s in status.services}
-    if lacking := [f"{name}: {message}" for name, message in why.items() if message]:
+    lacking = [f"{name}: {message}" for name, message in why.items() if message]
+    if view.left_out:
+        young = f"the {view.left_out} youngest have no place"
+        lacking.insert(0, f"the pool takes {MOST_SERVICES} services, and {young}; use another pool")
+    if lacking:
         return Condition(ready, "False", Reason.SERVICES_WITHOUT_PLACE, "; ".join(lacking)[:1000])
     wanted = {member.name: member.service.spec.replicas for member in view.members}
     waiting = [service.name for service in status.services if service.workers < wanted[service.name]]

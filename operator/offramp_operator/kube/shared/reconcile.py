@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from offramp_core.control.objects import Condition
-from offramp_core.control.shared_pool import SharedPoolStatus
+from offramp_core.control.shared_pool import MOST_SERVICES, SharedPoolStatus
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.protocol import HeldModels, ModelList
 from offramp_core.reasons import AnyReason, ConditionType, Reason
@@ -35,8 +35,9 @@ from offramp_operator.kube.shared import manifests
 from offramp_operator.kube.shared.calls import Calls
 from offramp_operator.kube.shared.holders import pods_of
 from offramp_operator.kube.shared.members import members
-from offramp_operator.kube.shared.plan import PodOfPool, PoolPlan, PoolView, plan_pool
+from offramp_operator.kube.shared.plan import PodOfPool, PoolPlan, PoolView, plan_pool, workers_to_have
 from offramp_operator.kube.shared.pool import SharedPool
+from offramp_operator.kube.shared.rates import Rates
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import status_from_manifest, status_json
 from offramp_operator.shell.platform import ConflictError
@@ -46,7 +47,12 @@ MOVING_SECONDS, QUIET_SECONDS = 1.0, 10.0  # between two passes
 CONFLICT_SECONDS = 0.2
 DRAIN_SECONDS = 10.0  # after a service's requests have ceased to be sent to a worker, before it leaves there
 SHRINK_SECONDS = 600.0  # fewer workers must have done for so long before one goes
-RATE_SECONDS = 60.0  # half-life of what a service is measured to need
+SILENT_SECONDS = 60.0  # before a ready worker that does not answer is named
+FIRST_TO_GO = "-2"
+SILENT = (
+    f"it is ready, and has not answered the operator for {SILENT_SECONDS:.0f} seconds; it serves what it was told "
+    "last. Look at its log, and at NetworkPolicies for its admin port"
+)
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -55,15 +61,16 @@ class _Known:
     """What is remembered of one pool between passes; all of it can be lost."""
 
     memory: Memory
-    #: Time, by each worker's clock, and busy seconds at the last answer, by worker and service.
-    work: dict[tuple[str, str], tuple[str, float, float]] = field(default_factory=dict)
-    busy: dict[str, float] = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
     #: Since when requests are not sent any more, by worker and service.
     unrouted: dict[tuple[str, str], float] = field(default_factory=dict)
     #: Since when fewer workers would do.
     spare_since: float | None = None
     #: The list that each worker took last.
     delivered: dict[str, tuple[str, ModelList]] = field(default_factory=dict)
+    #: Why a worker did not take its list, and since when one has not answered.
+    refused: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, float] = field(default_factory=dict)
 
 
 class PoolReconciler:
@@ -105,61 +112,56 @@ class PoolReconciler:
             return CONFLICT_SECONDS
 
     async def _pass(self, pool: SharedPool, obj: Object, known: _Known) -> float:
-        pods = await self._pods(pool)
-        self._measure(pool, pods, known)
+        pods = await self._pods(pool, known)
+        known.rates.measure(pool.status, pods)
         view = self._view(pool, pods, known)
         plan = plan_pool(view, self._clock())
-        trouble = await self._ensure_workers(pool, plan, known)
+        replicas = self._replicas(pool, plan, pods)
+        trouble = await self._ensure_workers(pool, replicas, known)
         if trouble is not None:
             view = replace(view, trouble=trouble)
             plan = plan_pool(view, self._clock())
         await self._write(obj, plan.status)  # before anybody is told: an older leader's lists are refused from then on
         known.spare_since = self._spare_since(view, plan, known)
         await self._route(pool, plan, known)
-        moving = await self._tell(pool, pods, plan, known)
+        moving = await self._tell(pool, pods, plan, known) or replicas > plan.status.slots
         moving |= any(held.standing == "Loading" for worker in plan.status.workers for held in worker.services)
         return MOVING_SECONDS if moving or plan.status.conditions[0].reason == Reason.PLACING else QUIET_SECONDS
 
     # --- seeing ------------------------------------------------------------------------------------
 
-    async def _pods(self, pool: SharedPool) -> list[PodOfPool]:
+    async def _pods(self, pool: SharedPool, known: _Known) -> list[PodOfPool]:
         """The workers, and what they say. Those that end are left alone: their clients are told by Kubernetes."""
         found = [pod for pod in pods_of(self._cache, pool.uid).values() if not pod.ending]
         urls = {pod.uid: pod.admin_url for pod in found if pod.admin_url is not None}
         held = await self._calls.ask(urls, self._key.admin_token(pool.uid))
+        now = self._monotonic()
+        known.silent = {p.uid: known.silent.get(p.uid, now) for p in found if p.ready and p.uid not in held}
+        unheard = {uid: f"it refuses its list of models: {why}" for uid, why in known.refused.items()}
+        unheard |= {uid: SILENT for uid, since in known.silent.items() if now - since >= SILENT_SECONDS}
         return [
-            PodOfPool(p.name, p.uid, p.current, p.ready, p.admin_url, _in_words(p.failure), held.get(p.uid))
+            PodOfPool(
+                p.name,
+                p.uid,
+                p.current,
+                p.ready,
+                p.admin_url,
+                _in_words(p.failure),
+                held.get(p.uid),
+                unheard.get(p.uid, ""),
+            )
             for p in sorted(found, key=lambda pod: pod.name)
         ]
-
-    def _measure(self, pool: SharedPool, pods: list[PodOfPool], known: _Known) -> None:
-        """Seconds of an executor a second that each service takes, over a minute or so."""
-        names = {service.uid: service.name for service in pool.status.services}
-        sums: dict[str, float] = {}
-        seen, seconds = {}, QUIET_SECONDS
-        for pod in pods:
-            for model in pod.held.models if pod.held is not None else ():
-                assert pod.held is not None
-                place, now = (pod.uid, model.service_uid), (pod.held.boot_id, pod.held.now, model.busy_seconds)
-                last = known.work.get(place, now)
-                if last[0] == now[0] and now[1] > last[1] and (name := names.get(model.service_uid)):
-                    seconds = now[1] - last[1]
-                    sums[name] = sums.get(name, 0.0) + max(0.0, now[2] - last[2]) / seconds
-                seen[place] = now
-        known.work = seen
-        weight = 1 - 0.5 ** (seconds / RATE_SECONDS)
-        for name, busy in sums.items():
-            before = known.busy.get(name, 0.0)
-            known.busy[name] = before + weight * (busy - before)
 
     def _view(self, pool: SharedPool, pods: list[PodOfPool], known: _Known) -> PoolView:
         found, now = members(self._cache, pool), self._monotonic()
         enough = known.spare_since is not None and now - known.spare_since >= SHRINK_SECONDS
         return PoolView(
             pool=pool,
-            members=found,
+            members=found[:MOST_SERVICES],
+            left_out=len(found[MOST_SERVICES:]),
             pods=pods,
-            busy=known.busy,
+            busy=known.rates.busy,
             drained={place for place, since in known.unrouted.items() if now - since >= DRAIN_SECONDS},
             fewest=0 if enough else pool.status.slots,
             placed={member.name: member.placed(self._key) for member in found},
@@ -173,7 +175,14 @@ class PoolReconciler:
 
     # --- acting ------------------------------------------------------------------------------------
 
-    async def _ensure_workers(self, pool: SharedPool, plan: PoolPlan, known: _Known) -> Condition | None:
+    def _replicas(self, pool: SharedPool, plan: PoolPlan, pods: list[PodOfPool]) -> int:
+        deployment = self._cache.get(DEPLOYMENT, pool.namespace, manifests.workers_name(pool.name)) or {}
+        there = int((deployment.get("spec") or {}).get("replicas") or 0)
+        seen = ((pod, self._cache.get(POD, pool.namespace, pod.name)) for pod in pods)
+        marked = {pod.uid for pod, obj in seen if obj is not None and _cost_of(obj) == FIRST_TO_GO and not _routed(obj)}
+        return workers_to_have(plan, pods, there=there, marked=marked)
+
+    async def _ensure_workers(self, pool: SharedPool, replicas: int, known: _Known) -> Condition | None:
         """Bring Deployment and what stands beside it to the spec; what keeps them from it otherwise."""
         memory = known.memory
         made = pool.made_of(self._classes.applied(pool.as_service, memory))
@@ -193,7 +202,7 @@ class PoolReconciler:
             if policy is not None:
                 await self._children.ensure(memory, NETWORK_POLICY, policy)
             await self._children.ensure(memory, DISRUPTION_BUDGET, manifests.disruption_budget(made))
-            body = manifests.deployment(made, identity, settings, replicas=plan.status.slots)
+            body = manifests.deployment(made, identity, settings, replicas=replicas)
             await self._children.ensure(memory, DEPLOYMENT, body)
         except NameTakenError as error:
             return _not_ready(Reason.NAME_TAKEN, str(error))
@@ -239,9 +248,8 @@ class PoolReconciler:
         known.unrouted = unrouted
 
     async def _label(self, pod: Object, wanted: Mapping[str, str], *, cost: str) -> None:
-        labels, notes = pod["metadata"].get("labels") or {}, pod["metadata"].get("annotations") or {}
-        ours = {name: value for name, value in labels.items() if name.startswith(service_manifests.holds_label(""))}
-        if ours == wanted and notes.get(COST, "0") == cost:
+        ours = _routed(pod)
+        if ours == wanted and _cost_of(pod) == cost:
             return
         changed: dict[str, str | None] = {**dict.fromkeys(ours), **wanted}
         meta = {"uid": uid_of(pod), "labels": changed, "annotations": {COST: cost}}
@@ -259,13 +267,15 @@ class PoolReconciler:
             if pod.url is not None and not in_force:
                 lacking.append((pod, wanted))
         signed = [self._key.sign(wanted) for _, wanted in lacking]
-        answers: list[HeldModels | None] = await asyncio.gather(
+        answers: list[HeldModels | str | None] = await asyncio.gather(
             *(self._calls.tell(p.uid, str(p.url), token, doc) for (p, _), doc in zip(lacking, signed, strict=True))
         )
         known.delivered = {uid: taken for uid, taken in known.delivered.items() if uid in plan.lists}
         for (pod, wanted), answer in zip(lacking, answers, strict=True):
-            if answer is not None:
+            if isinstance(answer, HeldModels):
                 known.delivered[pod.uid] = (answer.boot_id, wanted)
+        answered = {pod.uid: answer for (pod, _), answer in zip(lacking, answers, strict=True)}
+        known.refused = {uid: answer for uid, answer in answered.items() if isinstance(answer, str)}
         return bool(lacking) or bool(known.unrouted)
 
 
@@ -274,11 +284,21 @@ def _in_words(failure: str) -> str:
     return failure.replace("spec.model.uri", "spec.bundles.claimName")
 
 
+def _routed(pod: Object) -> dict[str, str]:
+    """The labels by which requests are sent to it."""
+    labels = pod["metadata"].get("labels") or {}
+    return {name: value for name, value in labels.items() if name.startswith(service_manifests.holds_label(""))}
+
+
+def _cost_of(pod: Object) -> str:
+    return str((pod["metadata"].get("annotations") or {}).get(COST, "0"))
+
+
 def _cost(plan: PoolPlan, uid: str) -> str:
     """What Kubernetes takes away first: who has no place, then who has a successor."""
     slot = plan.orders[uid].slot
     if slot is None:
-        return "-2"
+        return FIRST_TO_GO
     return "-1" if sum(order.slot == slot for order in plan.orders.values()) > 1 else "0"
 
 
