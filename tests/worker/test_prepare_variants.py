@@ -43,11 +43,11 @@ from offramp_worker.prepare.precision.judging import Candidate
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, print_report
 from offramp_worker.prepare.source.sources import Backbone, load_backbone
-from offramp_worker.prepare.variants import distilling
+from offramp_worker.prepare.variants import distilling, making
 from offramp_worker.prepare.variants.choosing import Form, in_front, in_place
 from offramp_worker.prepare.variants.layers import damped, input_moments, layers_of
 from offramp_worker.prepare.variants.lowrank import divide, low_rank
-from offramp_worker.prepare.variants.making import Recipe, Studio, make_variants
+from offramp_worker.prepare.variants.making import Recipe, Studio, check_learnable, make_variants
 from offramp_worker.prepare.variants.pruning import inner_channels, pruned
 from offramp_worker.prepare.variants.shallow import blocks_of, without_blocks
 from offramp_worker.prepare.variants.twin import Twin
@@ -255,6 +255,48 @@ def test_an_operator_that_cannot_learn_is_named_with_the_next_step(graph: onnx.M
     other.graph.node[1].op_type = "Selu"
     with pytest.raises(InvalidArgumentError, match=r"variants: the model has the operator Selu.*leave --variants out"):
         Twin(other)
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "Clip"])
+def test_an_operator_of_an_older_kind_is_refused_before_anything_is_trained(kind: str, network: Backbone) -> None:
+    """Softmax over all but the first axis, and bounds that are attributes, are of operator sets before 13 and 11."""
+    attributes = {"Softmax": {}, "Clip": {"min": 0.0, "max": 6.0}}[kind]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="r"),
+        helper.make_node(kind, ["r"], ["c"], name="c", **attributes),
+        helper.make_node("ReduceMean", ["c"], ["y"], name="y", axes=[2, 3], keepdims=0),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["n", 3, 4, 4]), ("y", ["n", 3]))
+    ]
+    graph = helper.make_graph(nodes, "old", values[:1], values[1:])
+    old = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=8)
+    backbone = replace(network, model=old, input=replace(network.input, name="x", shape=(3, 4, 4)))
+    rows = np.random.default_rng(0).normal(size=(4, 3, 4, 4)).astype(np.float32)
+    with pytest.raises(InvalidArgumentError, match=r"variants: .*leave --variants out"):
+        check_learnable(backbone, rows)
+
+
+def test_a_matrix_behind_a_convolution_is_not_taken_for_a_reader_of_its_channels() -> None:
+    """It multiplies the last axis, as in networks for spectrograms, though that is as long as there are channels."""
+    net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Linear(32, 16))
+    file = io.BytesIO()
+    torch.onnx.export(net, (torch.zeros(1, 3, 32, 32),), file, dynamo=False, opset_version=17)
+    graph = folded(onnx.load_from_string(file.getvalue()), keep=set())
+    with pytest.raises(InvalidArgumentError, match="no two of its layers share channels"):
+        pruned(graph, {}, share=0.5, keep=())
+
+
+def test_a_graph_that_is_not_the_one_that_was_noted_is_made_again(tmp_path: Path) -> None:
+    recipe, model = Recipe("pruned25", channels=0.25), onnx.ModelProto(ir_version=8)
+    making._keep(tmp_path, recipe, making.Made("pruned25", "how", model), "key")
+    kept = making._kept(tmp_path, recipe, "key")
+    assert kept is not None and kept.model == model
+    (tmp_path / "pruned25.onnx").write_bytes(b"")
+    assert making._kept(tmp_path, recipe, "key") is None
+    (tmp_path / "pruned25.json").write_text("[" * 100_000)
+    assert making._kept(tmp_path, recipe, "key") is None
 
 
 # What stays

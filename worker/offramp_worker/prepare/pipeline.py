@@ -360,7 +360,7 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Sear
     if request.variations and (inputs.x.ndim != 4 or inputs.x.dtype != np.float32):
         raise InvalidArgumentError("variations need images, x of float32 [N, channels, height, width]; use 0")
     if request.variants:
-        check_learnable(backbone)
+        check_learnable(backbone, inputs.x[:SAMPLE_ROWS])
     found = find_places(backbone, inputs.x)
     backbone, entry = found.backbone, found.entry
     places = _worthwhile(request, backbone, found.places, inputs.x)

@@ -36,7 +36,8 @@ from offramp_worker.prepare.variants.shallow import Block, blocks_of, without_bl
 
 STUDIED_ROWS = 128
 COMPARED_ROWS = 48  # of them, for what leaving a block out changes
-GENERATION = 1  # of this code: what an earlier one left behind is made again
+CLOSE = 1e-3  # of the largest answer
+GENERATION = 2  # of this code: what an earlier one left behind is made again
 Array = npt.NDArray[Any]
 
 
@@ -113,17 +114,40 @@ def make_variants(studio: Studio, recipes: Sequence[Recipe]) -> tuple[Made, ...]
     return tuple(variant for variant in made.values() if variant is not None)
 
 
-def check_learnable(backbone: Backbone) -> None:
+def check_learnable(backbone: Backbone, rows: InputArray) -> None:
     """Refuse a model of which no variant can learn, before anything takes time.
+
+    Parameters
+    ----------
+    rows : array (n, ...)
+        A few inputs, on which the module that learns must answer as ONNX Runtime does.
 
     Raises
     ------
     InvalidArgumentError
         It has operators through which nothing is learned.
     """
+    import torch
+
     from offramp_worker.prepare.variants.twin import Twin
 
-    Twin(_source(backbone, ()))
+    source = _source(backbone, ())
+    twin, x = Twin(source), pad_rows([rows], backbone.input)
+    name = output_name(source)
+    exact = tensor_values(open_session(source, threads=1), [name], x, entry=backbone.input.name)[name]
+    try:
+        with torch.no_grad():
+            given = twin(torch.from_numpy(x))[0].numpy()
+    except Exception as error:  # whatever an operator of an unknown kind makes PyTorch say
+        raise InvalidArgumentError(
+            f"variants: an operator of the model is of a kind through which variants cannot learn "
+            f"({type(error).__name__}: {error}); leave --variants out"
+        ) from error
+    if given.shape != exact.shape or not np.allclose(given, exact, rtol=CLOSE, atol=CLOSE * np.abs(exact).max()):
+        raise InvalidArgumentError(
+            "variants: what learns does not answer as the model does, so an operator of the model is of a kind through "
+            "which variants cannot learn; leave --variants out"
+        )
 
 
 def _source(backbone: Backbone, keep: Sequence[str]) -> onnx.ModelProto:
@@ -176,13 +200,16 @@ def _make(recipe: Recipe, studied: _Studied, studio: Studio, key: str, advance: 
 
     try:
         model, how = _edited(recipe, studied, studio)
-    except InvalidArgumentError as error:
+    except (InvalidArgumentError, ValueError) as error:
         advance(round(studio.seconds))
         return Made(recipe.name, "", None, str(error))
     backbone = studio.backbone
     course = Course(studied.source, studio.rows, backbone.input, backbone.scale, studio.seconds, studio.seed)
     there = {name for node in model.graph.node for name in node.output}
-    learned = distill(model, course, read=[name for name in studio.read if name in there], advance=advance)
+    try:
+        learned = distill(model, course, read=[name for name in studio.read if name in there], advance=advance)
+    except Exception as error:  # of what was edited PyTorch cannot run everything: this recipe does not fit the model
+        return Made(recipe.name, "", None, f"it cannot learn: {type(error).__name__}: {error}")
     method = f"{how}; {learned.steps} steps of distillation in {studio.seconds:g} s of processor time"
     made = Made(recipe.name, method, tidied(learned.model))
     _keep(studio.folder, recipe, made, key)
@@ -233,14 +260,18 @@ def _files(folder: Path, recipe_name: str) -> tuple[Path, Path]:
 
 
 def _keep(folder: Path, recipe: Recipe, made: Made, key: str) -> None:
+    """The note goes first and comes last, with the graph's digest: it never speaks of another graph."""
     assert made.model is not None
     graph, note = _files(folder, made.name)
+    content = made.model.SerializeToString(deterministic=True)
+    known = {"key": key, "recipe": asdict(recipe), "method": made.method, "sha256": _digest(content)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        graph.write_bytes(made.model.SerializeToString(deterministic=True))
-        part = note.with_suffix(".part")  # written last: its presence says that the graph is complete
-        part.write_text(json.dumps({"key": key, "recipe": asdict(recipe), "method": made.method}), encoding="utf-8")
-        part.replace(note)
+        note.unlink(missing_ok=True)
+        for file, data in ((graph, content), (note, json.dumps(known).encode())):
+            part = file.with_suffix(".part")
+            part.write_bytes(data)
+            part.replace(file)
     except OSError as error:
         raise InvalidArgumentError(f"variants cannot be kept in {folder}: {error.strerror}") from error
 
@@ -248,9 +279,14 @@ def _keep(folder: Path, recipe: Recipe, made: Made, key: str) -> None:
 def _kept(folder: Path, recipe: Recipe, key: str) -> Made | None:
     graph, note = _files(folder, recipe.name)
     try:
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known.get("key") != key or known.get("recipe") != asdict(recipe):
+        known = json.loads(note.read_bytes())
+        content = graph.read_bytes()
+        if known["key"] != key or known["recipe"] != asdict(recipe) or known["sha256"] != _digest(content):
             return None
-        return Made(recipe.name, str(known["method"]), onnx.load(graph))
-    except (OSError, ValueError, KeyError, AttributeError):
+        return Made(recipe.name, str(known["method"]), onnx.load_model_from_string(content))
+    except Exception:  # whatever lies there, it is no variant of ours
         return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

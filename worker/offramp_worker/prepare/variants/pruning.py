@@ -154,6 +154,8 @@ class _Readers:
                     derived |= set(node.output)
                 else:
                     return None
+        if any(reader.is_convolution != maker.is_convolution for reader in readers.values()):
+            return None  # a matrix behind a convolution multiplies the last axis, not the channels
         constants = self._constants_of(maker, inside.values(), derived)
         weights = [
             maker.weight,
