@@ -120,7 +120,7 @@ def test_whatever_the_core_says_of_itself_it_is_asked_again(
 ) -> None:
     monkeypatch.setattr(links, "AGAIN_SECONDS", 0.001)
     monkeypatch.setattr(links, "MEASURE_SECONDS", 0.0)
-    core.says[""] = (200, b'{"model":' + b"[" * 30_000)
+    core.says[""] = (200, b'{"more":' + b"[" * 60_000)
     link.watch(lambda: None)
     eventually(lambda: link.away, what="that the core is not understood")
     core.says[""] = core.me
