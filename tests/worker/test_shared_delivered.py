@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -156,13 +157,16 @@ def running(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
     """A worker that was told to serve what is there and what is not."""
     claim = Path(shutil.copytree(made, tmp_path_factory.mktemp("running") / "claim"))
     bundle(claim, "twin", seed=9, calls="a")
+    (claim / "pipe").mkdir()
+    os.mkfifo(claim / "pipe" / "manifest.json")  # whoever opens it waits
     with pooled(claim) as worker:
-        worker.tell(placed("a"), placed("nowhere"))
+        worker.tell(placed("a"), placed("nowhere"), placed("pipe"))
         eventually(worker.is_ready, what="readiness beside one that fails")
         yield worker
 
 
 def test_what_cannot_be_served_is_told_and_costs_the_others_nothing(running: Pooled) -> None:
+    assert "there is no bundle at 'pipe'" in running.until("uid-pipe", "Failed").message
     running.tell(placed("a"), placed("nowhere"), placed("twin"))
     assert "there is no bundle at 'nowhere'" in running.until("uid-nowhere", "Failed").message
     assert "another service's of this pool" in running.until("uid-twin", "Failed", model="a").message
@@ -176,6 +180,7 @@ def test_a_list_counts_only_from_the_operator_for_this_worker_and_if_it_is_no_ol
         (replace(good, pool_uid="another"), KEY, "ForeignService"),
         (replace(good, uid="worker-2"), KEY, "ForeignService"),
         (replace(good, epoch=0), KEY, "StaleEpoch"),
+        (replace(good, models=(replace(placed("b"), service_uid="../b"),)), KEY, "Malformed"),
     ):
         reply = running.post(listed, key=key)
         assert (reply.status_code, reply.json()["reason"]) == (409, reason)
@@ -184,11 +189,98 @@ def test_a_list_counts_only_from_the_operator_for_this_worker_and_if_it_is_no_ol
 
 
 def test_a_worker_that_starts_again_serves_what_it_was_told_with_nobody_telling_it(claim: Path) -> None:
+    bundle(claim, "evil", seed=8, calls="newest-plan.new")  # as a file of the state folder
     with pooled(claim) as worker:
-        worker.tell(placed("a"), placed("b"))
+        worker.tell(placed("a"), placed("evil"))
         eventually(worker.is_ready, what="readiness")
+        worker.tell(placed("a"), placed("b"))
+        worker.until("uid-b", "Serving")
         expected = worker.answer("b", bundles.inputs(2))["logits"]
     with pooled(claim, wait_ready=True) as again:
         np.testing.assert_array_equal(again.answer("b", bundles.inputs(2))["logits"], expected)
         stale = again.post(ModelList("pool", "worker-1", 0, ()))
         assert stale.json()["reason"] == "StaleEpoch"
+
+
+def canary_runs(claim: Path, *, epoch: int) -> None:
+    """What the state of every service says while a canary batch executes."""
+    markers = list((claim.parent / "state").rglob("crash-marker"))
+    assert markers
+    for path in markers:
+        with path.open("r+b") as file:
+            file.write(b"%020d\n" % epoch)
+
+
+def test_what_is_changed_in_its_canary_has_not_crashed(claim: Path) -> None:
+    with pooled(claim) as worker:
+        worker.tell(placed("a"))
+        eventually(worker.is_ready, what="readiness")
+        canary_runs(claim, epoch=3)
+        worker.tell(placed("a", mark="2"))
+        worker.until("uid-a", "Serving", mark="2")
+        assert worker.state_of("a").crashed_epoch is None
+
+
+def test_a_service_that_is_made_anew_serves_at_once_and_inherits_nothing(claim: Path) -> None:
+    with pooled(claim) as worker:
+        worker.tell(placed("a"), placed("b"))
+        eventually(worker.is_ready, what="readiness")
+        worker.process.kill()
+        worker.process.wait()
+    canary_runs(claim, epoch=7)
+    with pooled(claim, wait_ready=True) as worker:
+        worker.epoch = 10
+        assert worker.state_of("a").crashed_epoch == 7
+        worker.tell(replace(placed("a"), service_uid="uid-new"), placed("b"))
+        worker.until("uid-new", "Serving", model="a", message="")
+        state = worker.state_of("a")
+        assert (state.service_uid, state.crashed_epoch) == ("uid-new", None)
+        services = claim.parent / "state" / "services"
+        eventually(lambda: {f.name for f in services.iterdir()} == {"uid-new", "uid-b"}, what="the end of its state")
+        worker.process.kill()
+        worker.process.wait()
+    (services / "uid-gone").mkdir()
+    with pooled(claim, wait_ready=True):
+        assert {f.name for f in services.iterdir()} == {"uid-new", "uid-b"}
+
+
+def test_nobody_leaves_for_another_service(claim: Path) -> None:
+    for name in "abc":
+        with (claim / name / "notes.bin").open("wb") as file:
+            file.truncate(40_000_000)
+    with pooled(claim, env={"OFFRAMP_MODELS_BYTES": "100000000"}) as worker:
+        worker.tell(placed("a"), placed("b"))
+        eventually(worker.is_ready, what="readiness")
+        boots = [worker.state_of(name).boot_id for name in "ab"]
+        worker.tell(placed("a"), placed("b", mark="2"), placed("c"))
+        held = worker.until("uid-c", "Failed", model="c", mark="")
+        assert "no room" in held.message and "100000000" in held.message and held.bytes >= 40_000_000
+        eventually(lambda: "no room" in worker.held()["uid-b"].message, what="the refusal of a change")
+        assert worker.ask("c", bundles.inputs(1)).status_code == 503
+        assert [worker.state_of(name).boot_id for name in "ab"] == boots
+        worker.until("uid-b", "Serving", mark="1")
+        worker.tell(placed("b"), placed("c"))
+        worker.until("uid-c", "Serving", mark="1")  # as soon as there is room
+
+
+def test_what_leaves_or_fails_keeps_no_file_open(claim: Path) -> None:
+    broken = bundle(claim, "a3", seed=8, calls="a")
+    ramps = broken / "ramps.safetensors"
+    ramps.write_bytes(ramps.read_bytes()[:-1] + b"?")
+
+    def markers(worker: Pooled) -> int:
+        folder = Path(f"/proc/{worker.process.pid}/fd")
+        return sum(file.resolve().name.startswith("crash-marker") for file in folder.iterdir())
+
+    with pooled(claim) as worker:
+        worker.tell(placed("a"), placed("b"))
+        eventually(worker.is_ready, what="readiness")
+        worker.tell(placed("a"), placed("b", mark="2"), replace(placed("c"), bundle="a3"))
+        worker.until("uid-b", "Serving", mark="2")
+        for mark in "34":
+            worker.tell(replace(placed("a"), bundle="a3", mark=mark), placed("b", mark="2"), placed("c"))
+            worker.until("uid-c", "Serving")
+            eventually(lambda: "ramps.safetensors" in worker.held()["uid-a"].message, what="the refusal")
+            worker.tell(placed("a"), placed("b", mark="2"))
+            eventually(lambda: set(worker.held()) == {"uid-a", "uid-b"}, what="the end of c")
+        eventually(lambda: markers(worker) == 2, what="a file for each of the two")

@@ -57,13 +57,15 @@ class InferenceWorker:
         deliver: Callable[[list[Ticket]], None],
         on_lost: Callable[[], None] = lambda: None,
         turn: SharedTurn | None = None,
+        again: bool = False,
     ) -> None:
         """``on_lost`` is called, from another thread, when only a new process may help; ``lost`` then says why.
-        ``turn`` is the worker's where it shares an executor with others."""
+        ``turn`` is the worker's where it shares an executor with others; ``again`` if this process had another worker
+        with the same state folder."""
         self.settings, self._deliver, self._on_lost, self._turn = settings, deliver, on_lost, turn
         self.boot_id = uuid.uuid4().hex
         self.metrics = Metrics()
-        self.marker = CrashMarker(settings.state_dir)
+        self.marker = CrashMarker(settings.state_dir, again=again)
         self.memory = PlanMemory(settings.state_dir)
         self.phase: Phase = "loading"
         self._reason = "the bundle is being loaded"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 from offramp_core.bundle import MANIFEST_FILE
@@ -21,12 +23,23 @@ def declared_name(folder: Path) -> str:
     return _declared(folder, "name")
 
 
+def _regular(path: str, flags: int) -> int:
+    """Nothing but a regular file is opened or waited for."""
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(f"{path} is no regular file")
+    return file
+
+
 def _declared(folder: Path, field: str) -> str:
     path = folder / MANIFEST_FILE
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
+        with open(path, "rb", opener=_regular) as file:
+            raw = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(raw) > MAX_MANIFEST_BYTES:
             return ""
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(raw)
     except (OSError, ValueError, RecursionError):
         return ""
     text = manifest.get(field) if isinstance(manifest, dict) else None

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 from weakref import proxy
@@ -41,10 +41,17 @@ class Doors:
     FastAPI never forgets a handler."""
 
     def __init__(
-        self, settings: Settings, turn: SharedTurn, *, tracing: Tracing | None, on_lost: Callable[[], None]
+        self,
+        settings: Settings,
+        turn: SharedTurn,
+        *,
+        tracing: Tracing | None,
+        on_lost: Callable[[], None],
+        again: bool = False,
     ) -> None:
+        """``again``: this process has had doors with the same state folder."""
         self.front = Front(asyncio.get_running_loop())
-        self.worker = InferenceWorker(settings, deliver=self.front.deliver, on_lost=on_lost, turn=turn)
+        self.worker = InferenceWorker(settings, deliver=self.front.deliver, on_lost=on_lost, turn=turn, again=again)
         self.worker.rest(NOT_LOADED)
         self.worker.tracing = tracing
         if settings.feedback_rows:
@@ -92,6 +99,8 @@ class Model:
 
     given: ModelSettings
     make_doors: Callable[[Model], Doors]
+    #: This process has had doors with the same state folder.
+    again: bool = False
     state: State = "out"
     #: Somebody is about to load it.
     coming: bool = False
@@ -183,7 +192,12 @@ class Model:
 
     def renew(self) -> None:
         """It has left: the next time it is another worker."""
+        self.again = True
         self.doors = self.make_doors(self)
+
+    def ends(self) -> None:
+        """There is no next time: doors that are made after this open no files."""
+        self.given = replace(self.given, settings=replace(self.given.settings, state_dir=None))
 
     def hand_over(self) -> None:
         """It is loaded: those who waited go on."""

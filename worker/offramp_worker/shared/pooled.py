@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from offramp_worker.shared.model import Model
-from offramp_worker.shared.repository import Repository, UnavailableError
+from offramp_worker.shared.repository import NO_ROOM_SECONDS, Repository, UnavailableError
+from offramp_worker.shared.room import AUDIT_SECONDS, wanted_bytes
 from offramp_worker.shared.settings import ModelSettings
 
 
@@ -15,16 +18,11 @@ class PooledRepository(Repository):
         """Whether requests are taken: they come only for what is known to serve."""
         return self.started and not self.closing
 
-    def add(self, given: ModelSettings) -> Model:
-        """One model more; it is not in memory yet."""
+    def add(self, given: ModelSettings, *, again: bool) -> Model:
+        """One model more; it is not in memory yet. ``again``: its service has had another one here."""
         self.executor.add(given.name, given.share)
-        model = self.models[given.name] = Model(given, self._doors)
+        model = self.models[given.name] = Model(given, self._doors, again=again)
         return model
-
-    def fits(self, model: Model) -> bool:
-        """Whether it can be loaded with nobody leaving for it."""
-        bound = self.settings.memory_bytes
-        return bound is None or self.used_bytes + model.size_bytes <= bound
 
     async def replace(self, given: ModelSettings) -> None:
         """Serve something else under a model's name. It is loaded beside what serves, which leaves once that is done.
@@ -34,23 +32,65 @@ class PooledRepository(Repository):
         UnavailableError
             It cannot be loaded; what served before serves on.
         """
-        new = Model(given, self._doors)
+        new = Model(given, self._doors, again=True)
         async with self._changing:
             before = self.models[given.name]
-            if not before.ready:
+            if before.ready:
+                await self._take_over(new, before)
+            else:
                 self.models[given.name] = new
-            if before.ready or before.broken or self.fits(new):
+                await self._end(before)
                 await self._load(new)
-            self.models[given.name] = new
-            await self._leave(before)
         await self._keep_within_bound(new)
+
+    async def _take_over(self, new: Model, before: Model) -> None:
+        try:
+            await self._load(new)
+            self._check_bound(new)
+        except UnavailableError:
+            await self._end(new)
+            raise
+        self.models[new.name] = new
+        await self._end(before)
 
     async def remove(self, name: str) -> None:
         """A model leaves for good, once it has answered what it was handed."""
         model = self.models.pop(name)
         model.turn_away(f"model {name!r} has left this worker; ask again", retry_after=1)
         async with self._changing:
-            await self._leave(model)
+            await self._end(model)
+
+    async def _end(self, model: Model) -> None:
+        """It leaves for good, and with it all that it has open. What hangs in its load does so once that ends."""
+        model.ends()
+        await self._leave(model)
+        if model.hung is None:
+            await asyncio.to_thread(model.doors.worker.finish, seconds=AUDIT_SECONDS)
+
+    async def _make_room(self, model: Model) -> None:
+        """In a pool nobody leaves for another service: the operator says who is where."""
+        bound, models = self.settings.memory_bytes, self.models.values()
+        if bound is not None and wanted_bytes(model, models, bound=bound) > bound - self._taken(besides=model):
+            raise self._no_room(model, left=bound - self._taken(besides=model))
+
+    def _check_bound(self, model: Model) -> None:
+        """It may take more than was expected: then it does not take over."""
+        bound = self.settings.memory_bytes
+        if bound is not None:
+            left = bound - sum(m.size_bytes for m in self.models.values() if m.ready and m.name != model.name)
+            if model.size_bytes > left:
+                raise self._no_room(model, left=left)
+
+    def _taken(self, *, besides: Model) -> int:
+        return sum(m.size_bytes for m in self.models.values() if m.state != "out" and m is not besides)
+
+    def _no_room(self, model: Model, *, left: int) -> UnavailableError:
+        return UnavailableError(
+            f"no room: model {model.name!r} takes {model.size_bytes} bytes, and what is loaded leaves {left} of the "
+            f"{self.settings.memory_bytes} (OFFRAMP_MODELS_BYTES)",
+            retry_after=NO_ROOM_SECONDS,
+            crowded=True,
+        )
 
     def _check(self, model: Model) -> None:
         super()._check(model)

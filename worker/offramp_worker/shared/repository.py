@@ -39,11 +39,12 @@ NO_ROOM_SECONDS = 30  # Retry-After where what is kept loaded leaves no room
 
 
 class UnavailableError(OfframpError):
-    """A model cannot be loaded now; ``retry_after`` is when to ask again, None if that would not help."""
+    """A model cannot be loaded now; ``retry_after`` is when to ask again, None if that would not help. ``crowded``: it
+    can be once another one has left."""
 
-    def __init__(self, message: str, *, retry_after: int | None) -> None:
+    def __init__(self, message: str, *, retry_after: int | None, crowded: bool = False) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after, self.crowded = retry_after, crowded
 
 
 class Repository:
@@ -68,7 +69,8 @@ class Repository:
         def lost() -> None:
             self._loop.call_soon_threadsafe(self._lost, model)
 
-        return Doors(model.given.settings, self.executor.turn(model.name), tracing=self.tracing, on_lost=lost)
+        settings, turn = model.given.settings, self.executor.turn(model.name)
+        return Doors(settings, turn, tracing=self.tracing, on_lost=lost, again=model.again)
 
     @property
     def used_bytes(self) -> int:

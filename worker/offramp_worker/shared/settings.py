@@ -110,13 +110,26 @@ class PoolSettings:
         listed = ListedModel(
             name=name,
             bundle=str(bundle),
+            keep_loaded=True,  # the operator says who is here: none leaves for another
             latency_seconds=placed.latency_seconds,
             service=placed.service,
             service_uid=placed.service_uid,
             token_sha256=placed.token_sha256,
             model_digest=placed.model_digest,
         )
-        return _model(self.env, _common(self.env, self.bundles) | placed.options, listed, self.bundles)
+        model = _model(self.env, _common(self.env, self.bundles) | placed.options, listed, self.bundles)
+        return replace(model, settings=replace(model.settings, state_dir=self.state_of(placed.service_uid)))
+
+    @property
+    def services_dir(self) -> Path | None:
+        """Where the state of all services lies."""
+        state_dir = self.env.get("OFFRAMP_STATE_DIR")
+        return Path(state_dir) / "services" if state_dir else None
+
+    def state_of(self, service_uid: str) -> Path | None:
+        """Where the state of a service lies: by its uid, for another one may come under the same name, or a bundle call
+        its model otherwise."""
+        return self.services_dir / service_uid if self.services_dir else None
 
 
 @dataclass(frozen=True, slots=True)

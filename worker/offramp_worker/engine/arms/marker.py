@@ -23,7 +23,8 @@ class CrashMarker:
     """Two epochs in one small file, as text; 0 is none. Without a folder, or where something else lies than our file,
     nothing is kept."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, again: bool = False) -> None:
+        """``again``: this process has opened it before. What executes by the file then executes in this process."""
         self._file: int | None = None
         self._complained = False
         self.crashed_epoch: int | None = None
@@ -40,7 +41,7 @@ class CrashMarker:
                 f"OFFRAMP_STATE_DIR {str(folder)!r} is not writable: {error.strerror}"
             ) from error
         interrupted = self._read(RUNNING)
-        if interrupted:
+        if interrupted and not again:
             self._write(CRASHED, interrupted)
             self._write(RUNNING, 0)
         self.crashed_epoch = self._read(CRASHED) or None
