@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from offramp_core.bundle import Manifest
-from offramp_worker.edge.wire import LENGTH_HEADER
+from offramp_worker.edge.wire import BOOT_HEADER, DIGEST_HEADER, LENGTH_HEADER, RAMPS_HEADER
 
 
 class ScriptedCore:
@@ -31,9 +31,15 @@ class ScriptedCore:
                     "model": manifest.name,
                     "backbone_digest": manifest.backbone_digest,
                     "ramp_set_digest": manifest.ramp_set_digest,
+                    "boot": "scripted",
                 }
             ).encode(),
         )
+        self._names = {
+            DIGEST_HEADER: manifest.backbone_digest,
+            RAMPS_HEADER: manifest.ramp_set_digest,
+            BOOT_HEADER: "scripted",
+        }
         self.says: dict[str, Any] = {"": self.me}
         core = self
 
@@ -75,6 +81,8 @@ class ScriptedCore:
         else:
             status, body = said
             to.send_response(status)
+            for name, value in self._names.items():
+                to.send_header(name, value)
             to.send_header("content-length", str(len(body)))
             to.send_header(LENGTH_HEADER, str(body.rfind(b"}") + 1))
             to.end_headers()

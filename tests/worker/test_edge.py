@@ -27,7 +27,7 @@ from offramp_core.protocol import RecordBlock
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.edge.door import _Pieces
 from offramp_worker.edge.link import Link, OtherModelError
-from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, SECONDS_HEADER, request_body
+from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, RAMPS_HEADER, SECONDS_HEADER, request_body
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.metrics import Metrics
 
@@ -322,8 +322,8 @@ def features_request(core: WorkerProcess, what: str, body: bytes, **headers: str
 def test_bytes_that_are_no_features_are_refused_by_their_field_and_the_core_serves_on(
     core: WorkerProcess, bundle_dir: Path
 ) -> None:
-    digest = plan_for(bundle_dir).backbone_digest
-    good = {DIGEST_HEADER: digest, SECONDS_HEADER: "5"}
+    plan = plan_for(bundle_dir)
+    good = {DIGEST_HEADER: plan.backbone_digest, RAMPS_HEADER: plan.ramp_set_digest, SECONDS_HEADER: "5"}
     rng = np.random.default_rng(0)
 
     def sent(what: str, x: np.ndarray, **changed: str) -> tuple[int, str]:
@@ -336,8 +336,9 @@ def test_bytes_that_are_no_features_are_refused_by_their_field_and_the_core_serv
         status, text = sent(what, wrong)
         assert status == 400 and "inputs[0].shape" in text
         assert sent(what, wrong.astype(np.float64))[0] == 400
-        status, text = sent(what, wrong, **{DIGEST_HEADER: "sha256:" + "0" * 64})
-        assert status == 409 and DIGEST_HEADER in text
+        for digest in (DIGEST_HEADER, RAMPS_HEADER):
+            status, text = sent(what, wrong, **{digest: "sha256:" + "0" * 64})
+            assert status == 409 and digest in text
         assert sent(what, wrong, **{SECONDS_HEADER: "nan"})[0] == 400
         assert sent(what, wrong, **{LENGTH_HEADER: "99999999"})[0] == 400
         assert features_request(core, what, rng.bytes(3000), **good, **{LENGTH_HEADER: "30"}).status_code == 400

@@ -25,7 +25,8 @@ from offramp_worker.bundle.load import Bundle
 from offramp_worker.edge import forwarding
 from offramp_worker.edge import link as links
 from offramp_worker.edge.forwarding import Edge, Forwarding
-from offramp_worker.edge.link import Arrays, Link
+from offramp_worker.edge.link import Link
+from offramp_worker.edge.wire import Reply
 from offramp_worker.engine.arms.arms import Active, Runtime
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.sessions import Sessions
@@ -55,10 +56,10 @@ class Sent:
 
     def __init__(self, link: Link, what: str, *, within: float = math.inf) -> None:
         self.back = threading.Event()
-        self.reply: Arrays | None = None
+        self.reply: Reply | None = None
         link.send(what, "x", bundles.inputs(1), sent="Input", within=within, answered=self._answered)
 
-    def _answered(self, reply: Arrays | None) -> None:
+    def _answered(self, reply: Reply | None) -> None:
         assert not self.back.is_set()  # once
         self.reply = reply
         self.back.set()

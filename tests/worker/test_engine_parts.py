@@ -350,7 +350,7 @@ def test_who_follows_gets_the_leaders_answer_and_whoever_comes_later_the_cached_
     assert active.stable is not None
     line, leader, follower, later = Line(books, clock, active), ticket(), ticket(), ticket()
     assert not line.followers.answers(leader) and line.followers.answers(follower)
-    line.followers.share([answered(leader, active.stable)], active.stable)
+    line.followers.share([answered(leader, active.stable)], active.stable, counts=True)
     assert line.done == [follower] and follower.labels.tolist() == [1]
     assert line.followers.answers(later) and later.cached and line.done == [follower]
     assert active.stable.counter.requests == 2, "the leader is counted where it was answered"

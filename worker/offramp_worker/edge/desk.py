@@ -13,11 +13,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offramp_worker.edge.link import Arrays, Link
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.precision import EXACT
+from offramp_core.task import NO_ANSWER, Task
+from offramp_worker.edge.link import Link
+from offramp_worker.edge.wire import Arrays, Reply
 from offramp_worker.engine.accounts.audits import Audit, AuditDesk
 from offramp_worker.engine.execution.ramp_sets import HeldSet
 from offramp_worker.engine.execution.sessions import Scores
+from offramp_worker.engine.execution.usual import UsualInputs
 from offramp_worker.logs import log_event
+
+Array = npt.NDArray[Any]
 
 AUDIT_SHARE = 0.05  # of the uplink's bytes
 MOST_WAITING = 1024  # audits; half of them must be done before more are drawn
@@ -42,6 +51,7 @@ class EdgeDesk(AuditDesk):
         self._audits_out = 0
         self._not_before = 0.0
         self._full = False
+        self._like: dict[str, Scores] = {}  # of the probe, by ramp set
 
     # --- rows and audits that are on their way ------------------------------------------------------------
 
@@ -60,6 +70,11 @@ class EdgeDesk(AuditDesk):
         """Whether batches that begin now are counted and drawn for audit."""
         self._full = self.backlog > (MOST_WAITING // 2 if self._full else MOST_WAITING)
         return not self._link.away and not self._full
+
+    @property
+    def room(self) -> int:
+        """How many more audits may be drawn now."""
+        return max(0, MOST_WAITING - self.backlog) if self.draws else 0
 
     # --- what the engine asks -----------------------------------------------------------------------------
 
@@ -119,20 +134,35 @@ class EdgeDesk(AuditDesk):
             x,
             sent="Nothing",
             within=math.inf,
-            answered=lambda arrays: self.back(lambda: self._came_back(audits, sets, arrays)),
+            answered=lambda reply: self.back(lambda: self._came_back(audits, x, sets, reply)),
         )
 
-    def _came_back(self, audits: list[Audit], sets: Sequence[HeldSet], arrays: Arrays | None) -> None:
+    def _came_back(self, audits: list[Audit], x: Array, sets: Sequence[HeldSet], reply: Reply | None) -> None:
         self._audits_out -= len(audits)
-        if arrays is None and (self._link.away or self._link.rests("scores")):
+        if reply is None and (self._link.away or self._link.rests("scores")):
             self._backlog.extendleft(reversed(audits))
             return
         try:
-            scored = None if arrays is None else [(sets[0], as_scores(arrays, rows=len(audits)))]
+            scored = None if reply is None else [(sets[0], self._checked(reply.arrays, x, sets[0]))]
         except Exception as error:  # whatever it says, no audit is lost
             log_event("core-refused", level="warning", what="scores", reason=repr(error))
             scored = None  # they are made here
         self._try(audits, scored)
+
+    def _checked(self, arrays: Arrays, x: Array, held: HeldSet) -> Scores:
+        """Scores of rows x, if they are any.
+
+        Raises
+        ------
+        ValueError
+            They are none of this model and its heads.
+        """
+        if held.digest not in self._like:
+            self._like = {held.digest: held.sessions.tapped(held.bundle.probe_x[:1])}
+        scores = as_scores(arrays, rows=len(x), like=self._like[held.digest], task=self._task)
+        if not plausible(scores.logits, x, held.sessions.usual):
+            raise ValueError("logits: not all are finite numbers")
+        return scores
 
 
 def as_arrays(scores: Scores) -> dict[str, Any]:
@@ -141,15 +171,33 @@ def as_arrays(scores: Scores) -> dict[str, Any]:
     return {"logits": scores.logits, "uncertainty": scores.uncertainty, "prediction": scores.prediction, **finals}
 
 
-def as_scores(arrays: Arrays, *, rows: int) -> Scores:
+def plausible(logits: Array, x: Array, usual: UsualInputs) -> bool:
+    """Whether rows that are like what the model was made for have answers that are finite numbers."""
+    odd, like = ~np.isfinite(logits).reshape(len(x), -1).all(axis=1), usual.rows(x)
+    return not (odd if like is None else odd & like).any()
+
+
+def as_scores(arrays: Arrays, *, rows: int, like: Scores, task: Task) -> Scores:
     """The other way round.
 
     Raises
     ------
-    KeyError, ValueError
-        They are not those of so many rows.
+    ValueError
+        They are not those of so many rows, or not of the kind of those ``like`` which they should be.
     """
-    if any(array.ndim < 1 or len(array) != rows for array in arrays.values()):
-        raise ValueError(f"scores of other than {rows} rows")
+    expected = as_arrays(like)
+    if arrays.keys() != expected.keys():
+        raise ValueError(f"scores have {sorted(arrays)}; they should have {sorted(expected)}")
+    for name, array in arrays.items():
+        kind, shape = expected[name].dtype, (rows, *expected[name].shape[1:])
+        if (array.dtype, array.shape) != (kind, shape):
+            raise ValueError(f"{name}: is {array.dtype} {array.shape}; it should be {kind} {shape}")
+        if kind.kind in "iu" and array.size and not NO_ANSWER <= array.min() <= array.max() < max(2, task.width):
+            raise ValueError(f"{name}: names answers that there are not")
+    uncertainty = arrays["uncertainty"]
+    if not ((uncertainty >= 0) & (uncertainty <= 1)).all():
+        raise ValueError("uncertainty: not all lie between 0 and 1")
+    if not np.array_equal(arrays[FINAL + EXACT], task.answers(arrays["logits"]), equal_nan=True):
+        raise ValueError(f"{FINAL + EXACT}: is not what the logits say")
     finals = {name.removeprefix(FINAL): value for name, value in arrays.items() if name.startswith(FINAL)}
     return Scores(arrays["logits"], arrays["uncertainty"], arrays["prediction"], finals)

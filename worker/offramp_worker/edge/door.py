@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,10 +26,12 @@ from offramp_core.precision import EXACT
 from offramp_worker.bundle.load import row_bytes
 from offramp_worker.edge.desk import as_arrays
 from offramp_worker.edge.wire import (
+    BOOT_HEADER,
     DATATYPES,
     DIGEST_HEADER,
     FEATURES,
     LENGTH_HEADER,
+    RAMPS_HEADER,
     SECONDS_HEADER,
     UPLINK_BYTES,
     Core,
@@ -77,7 +80,7 @@ class EdgeDoor:
     def __init__(self, worker: InferenceWorker, front: Front, rest: App) -> None:
         self._worker, self._front, self._rest = worker, front, rest
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="edges")
-        self._waiting = 0
+        self._waiting, self._boot = 0, secrets.token_hex(16)
         self._pieces = _Pieces()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,10 +105,10 @@ class EdgeDoor:
 
     async def _answer(self, name: str, what: str, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self._engine(name, scope)
+        manifest = engine.bundle.manifest
+        core = Core(manifest.name, manifest.backbone_digest, manifest.ramp_set_digest, self._boot)
         if not what:
             await read_body(scope, receive, limit=UPLINK_BYTES)
-            manifest = engine.bundle.manifest
-            core = Core(manifest.name, manifest.backbone_digest, manifest.ramp_set_digest)
             await send_bytes(send, 200, msgspec.json.encode(core), [(b"content-type", b"application/json")])
             return
         seconds = _seconds(scope)
@@ -119,8 +122,14 @@ class EdgeDoor:
         else:
             raise EdgeRefusedError(404, f"{shown(scope['path'])} is unknown; see docs/how-to/edge.md")
         body, length = reply_body(arrays)
-        headers = [(b"content-type", b"application/octet-stream"), (LENGTH_HEADER.encode(), str(length).encode())]
-        await send_bytes(send, 200, body, headers)
+        told = {
+            "content-type": "application/octet-stream",
+            LENGTH_HEADER: str(length),
+            DIGEST_HEADER: core.backbone_digest,
+            RAMPS_HEADER: core.ramp_set_digest,
+            BOOT_HEADER: core.boot,
+        }
+        await send_bytes(send, 200, body, [(name.encode(), value.encode()) for name, value in told.items()])
 
     def _engine(self, name: str, scope: Scope) -> Engine:
         engine = self._worker.engine
@@ -129,14 +138,14 @@ class EdgeDoor:
         mine = engine.bundle.manifest
         if name != mine.name:
             raise EdgeRefusedError(404, f"model {shown(name)} is unknown; this worker serves {mine.name!r}")
-        asked = (header(scope, DIGEST_HEADER.encode()) or b"").decode("latin-1")
         if scope["path"].rstrip("/").endswith("/edge"):
             return engine  # who asks who this is knows it then
-        if asked != mine.backbone_digest:
-            raise EdgeRefusedError(
-                409,
-                f"{DIGEST_HEADER}: is {shown(asked)}; this core serves {mine.backbone_digest}: serve the same bundle",
-            )
+        for field, digest in ((DIGEST_HEADER, mine.backbone_digest), (RAMPS_HEADER, mine.ramp_set_digest)):
+            asked = (header(scope, field.encode()) or b"").decode("latin-1")
+            if asked != digest:
+                raise EdgeRefusedError(
+                    409, f"{field}: is {shown(asked)}; this core serves {digest}: serve the same bundle"
+                )
         return engine
 
     async def _read(self, engine: Engine, spec: TensorSpec, scope: Scope, receive: Receive) -> InferRequest:

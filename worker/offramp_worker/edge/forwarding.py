@@ -20,12 +20,13 @@ from offramp_core.edge import TRY_EVERY, Offline, Residue, Rest, Sent, at_once, 
 from offramp_core.precision import EXACT
 from offramp_core.task import top_labels
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.edge.desk import EdgeDesk
-from offramp_worker.edge.link import Arrays, Link
+from offramp_worker.edge.desk import EdgeDesk, plausible
+from offramp_worker.edge.link import Link
 from offramp_worker.edge.proof import MOST_KEPT, FeaturesProof
-from offramp_worker.edge.wire import FEATURES, features_path
+from offramp_worker.edge.wire import FEATURES, Reply, features_path
 from offramp_worker.engine.arms.arms import Runtime
 from offramp_worker.engine.execution.execute import GoOn, Leave, Onward
+from offramp_worker.engine.execution.usual import UsualInputs
 from offramp_worker.engine.queue.batcher import Batch
 from offramp_worker.engine.queue.replies import Progress, Replies
 from offramp_worker.engine.queue.tickets import Ticket
@@ -98,6 +99,7 @@ class Forwarding:
         self._run, self._in_force = run, in_force
         self._exact_seconds = exact_seconds(bundle.profile)
         self._name = bundle.manifest.inputs[0].name
+        self._usual = UsualInputs(bundle.manifest.inputs[0], bundle.probe_x)
         self._proof = FeaturesProof(edge.link, desk, bundle)
         self._number, self._rows_out = 0, 0
         self._pace = 1.0  # what stages take here, by what the bundle says
@@ -110,6 +112,11 @@ class Forwarding:
     def draws(self) -> bool:
         """Whether a batch that begins now counts for its plan; see :mod:`offramp_worker.edge.desk`."""
         return self._desk.draws and 2 * self._rows_out < self._most_rows
+
+    @property
+    def room(self) -> int:
+        """How many rows that are not run may be drawn for audit now."""
+        return self._desk.room if self.draws else 0
 
     def at_once(self, batch: Batch, runtime: Runtime) -> bool:
         """Whether a batch is answered soonest if it goes to the core whole, without trying an exit."""
@@ -234,7 +241,7 @@ class Forwarding:
             x,
             sent=way.sent,
             within=within,
-            answered=lambda arrays: self._desk.back(partial(self._came_back, way, arrays)),
+            answered=lambda reply: self._desk.back(partial(self._came_back, way, reply)),
         )
 
     def _until(self, way: _Way, i: int) -> float:
@@ -248,13 +255,13 @@ class Forwarding:
             return ticket.deadline
         return ticket.admitted + self._everyones
 
-    def _came_back(self, way: _Way, arrays: Arrays | None) -> None:
-        rows = len(way.onward.rows)
-        self._rows_out -= rows
-        logits = None if arrays is None else arrays.get("logits")
-        if logits is not None and logits.shape == (rows, self._bundle.task.width):
+    def _came_back(self, way: _Way, reply: Reply | None) -> None:
+        self._rows_out -= len(way.onward.rows)
+        logits = None if reply is None else self._checked(way, reply)
+        other = reply is not None and way.sent == "Features" and not self._proof.held(way.runtime, reply.boot)
+        if logits is not None and not other:
             self._answer(way, logits)
-        elif way.sent == "Features" and not self._takes_features and not self._link.away:
+        elif other or (way.sent == "Features" and not self._takes_features and not self._link.away):
             self._send(_Way(way.batch, way.runtime, way.progress, way.onward, "Input"))
         else:
             self._unanswered(way)
@@ -271,6 +278,20 @@ class Forwarding:
             reason = "the core's answer is none; come again"
             self._replies.refuse(way.batch, way.runtime, left, reason=reason, expired=False)
             raise
+
+    def _checked(self, way: _Way, reply: Reply) -> Array | None:
+        """The answers in a reply; None where they cannot be the model's."""
+        logits, rows = reply.arrays.get("logits"), way.onward.rows
+        if (
+            logits is not None
+            and logits.dtype == np.float32
+            and logits.shape == (len(rows), self._bundle.task.width)
+            and plausible(logits, way.batch.x[rows], self._usual)
+        ):
+            return logits
+        reason = "its logits are not those of so many rows, or no finite numbers"
+        log_event("core-refused", level="warning", core=self._link.core, what=way.sent, reason=reason)
+        return None
 
     def _unanswered(self, way: _Way) -> None:
         """The core has not answered these rows, in time or at all."""
@@ -320,6 +341,7 @@ class Forwarding:
         if (refused := ~due & ~offline & ~expired).any():
             rows = onward.rows[refused].tolist()
             self._replies.refuse(way.batch, way.runtime, rows, reason=self._why(way), expired=False)
+        self._replies.missed(way.batch, way.runtime, onward.rows[~due].tolist(), way.progress)
 
     def _why(self, way: _Way) -> str:
         away = self._link.away

@@ -26,11 +26,14 @@ from offramp_core.edge_settings import EdgeSettings
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.edge.wire import (
+    BOOT_HEADER,
     DIGEST_HEADER,
     LENGTH_HEADER,
+    RAMPS_HEADER,
     SECONDS_HEADER,
     UPLINK_BYTES,
     Core,
+    Reply,
     UnreadableReplyError,
     edge_path,
     read_reply,
@@ -40,8 +43,7 @@ from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 
 Array = npt.NDArray[Any]
-Arrays = Mapping[str, Array]
-Answered = Callable[[Arrays | None], None]
+Answered = Callable[[Reply | None], None]
 
 CONNECTIONS = 8
 KEEP_ALIVE_SECONDS = 60.0  # shorter than the core keeps them
@@ -99,13 +101,13 @@ class Link:
 
     def __init__(self, settings: EdgeSettings, bundle: Bundle, *, metrics: Metrics) -> None:
         manifest = bundle.manifest
-        self._mine = Core(manifest.name, manifest.backbone_digest, manifest.ramp_set_digest)
+        self._mine = Core(manifest.name, manifest.backbone_digest, manifest.ramp_set_digest, "")
         self.ramp_set_digest = manifest.ramp_set_digest
         self._declared, self._metrics = settings.uplink, metrics
         self.core, self._path = settings.core, edge_path(manifest.name)
         self.uplink = Uplink(settings.uplink or ASSUMED_BYTES_PER_SECOND)
-        #: How often it was reached after it had been away; it may be another machine each time.
-        self.meetings = 0
+        #: Which process answered last; another one may run on another machine.
+        self.boot = ""
         #: Whether it has not refused any so far.
         self.takes_features = True
         #: Why the core is out of reach, in a few words; empty while it answers.
@@ -115,7 +117,11 @@ class Link:
         self._row_bytes = 8 * bundle.task.width * (2 * len(bundle.columns) + 4)  # more than any reply has
         self._client = httpx.AsyncClient(
             base_url=settings.core,
-            headers={DIGEST_HEADER: manifest.backbone_digest, "accept-encoding": "identity"},
+            headers={
+                DIGEST_HEADER: manifest.backbone_digest,
+                RAMPS_HEADER: manifest.ramp_set_digest,
+                "accept-encoding": "identity",
+            },
             timeout=None,  # noqa: S113 - each request has one time for all of it
             limits=httpx.Limits(
                 max_connections=CONNECTIONS + 1,
@@ -221,7 +227,7 @@ class Link:
         elif not isinstance(error, CoreBusyError):
             self._lose(_words(error))
 
-    async def _patiently(self, request: _Request) -> Arrays | None:
+    async def _patiently(self, request: _Request) -> Reply | None:
         """The answer, within the link's patience."""
         if self.away:
             return None
@@ -233,19 +239,32 @@ class Link:
             late = f"no answer within {patience:.1f} s"
             raise (CoreAwayError if request.kind == "rows" else CoreBusyError)(late) from error
 
-    async def _exchange(self, request: _Request, seconds: float) -> Arrays:
+    async def _exchange(self, request: _Request, seconds: float) -> Reply:
         headers = {LENGTH_HEADER: str(request.length), SECONDS_HEADER: f"{seconds:.3f}"}
         reply, content = await self._post(f"{self._path}/{request.what}", request.body, headers, most=request.most)
         if reply.status_code != httpx.codes.OK:
             raise _refused(request, reply, content)
-        arrays = read_reply(content, reply.headers.get(LENGTH_HEADER))
+        answer = self._read(reply, content)
         took = time.monotonic() - request.began  # with the time in which it waited for a connection
         self._metrics.core_seconds.observe(took)
         self._metrics.core_bytes.inc(len(request.body))
         if request.sent != "Nothing":
             with self._lock:
                 self.uplink = self.uplink.after(request.sent, size=len(request.body), seconds=took)
-        return arrays
+        return answer
+
+    def _read(self, reply: httpx.Response, content: bytes) -> Reply:
+        """An answer of this very model and its ramps."""
+        told = reply.headers
+        boot = told.get(BOOT_HEADER, "")
+        try:
+            self._check(Core(self._mine.model, told.get(DIGEST_HEADER, ""), told.get(RAMPS_HEADER, ""), boot))
+        except OtherModelError as error:
+            raise CoreAwayError(str(error)) from error
+        if not boot:
+            raise CoreAwayError(f"{self.core} does not say which process it is")
+        self.boot = boot
+        return Reply(read_reply(content, told.get(LENGTH_HEADER)), boot)
 
     async def _post(
         self, path: str, body: bytes, headers: Mapping[str, str], *, most: int
@@ -278,7 +297,7 @@ class Link:
             self.uplink = self.uplink.measured(bytes_per_second=rate, round_trip=short)
         self._measured_at = time.monotonic()
         if self.away:
-            self.meetings, self.takes_features = self.meetings + 1, True
+            self.takes_features = True
             log_event("core-reached", core=self.core, uplink_mbit=round(rate * 8e-6, 3), round_trip=round(short, 4))
         self.away = ""
 
@@ -288,6 +307,7 @@ class Link:
             async with asyncio.timeout(LONGEST_PATIENCE):
                 core, _ = await self._ask(b"")  # opens the connection
                 self._check(core)
+                self.boot = core.boot
                 _, short = await self._ask(b"")
                 return self._declared or await self._measured_rate(short), short
         except TimeoutError as error:

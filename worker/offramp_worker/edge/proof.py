@@ -13,8 +13,8 @@ import numpy as np
 
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.edge.desk import EdgeDesk
-from offramp_worker.edge.link import Arrays, Link
-from offramp_worker.edge.wire import FEATURES, features_path
+from offramp_worker.edge.link import Link
+from offramp_worker.edge.wire import FEATURES, Reply, features_path
 from offramp_worker.engine.arms.arms import Runtime
 from offramp_worker.engine.execution.sessions import reproduces
 from offramp_worker.logs import log_event
@@ -27,11 +27,11 @@ class FeaturesProof:
 
     def __init__(self, link: Link, desk: EdgeDesk, bundle: Bundle) -> None:
         self._link, self._desk, self._bundle = link, desk, bundle
-        self._known: dict[tuple[int, str], bool] = {}
+        self._known: dict[tuple[str, str], bool] = {}
 
     def holds(self, runtime: Runtime, ramp: int) -> bool:
         """Whether features at the last exit of this plan, ``ramp``, may be sent."""
-        key = (self._link.meetings, runtime.plan.content_hash)
+        key = (self._link.boot, runtime.plan.content_hash)
         if key not in self._known:
             if len(self._known) >= MOST_KEPT:
                 self._known.clear()
@@ -40,7 +40,11 @@ class FeaturesProof:
             self._desk.back(partial(self._ask, key, runtime, self._bundle.columns[ramp].id))
         return self._known[key]
 
-    def _ask(self, key: tuple[int, str], runtime: Runtime, ramp: str) -> None:
+    def held(self, runtime: Runtime, boot: str) -> bool:
+        """Whether the process that has answered is one that was proven to understand them."""
+        return self._known.get((boot, runtime.plan.content_hash), False)
+
+    def _ask(self, key: tuple[str, str], runtime: Runtime, ramp: str) -> None:
         features = x = self._bundle.probe_x
         for stage in runtime.stages[:-1]:
             features, _ = stage.run(features, x)
@@ -51,14 +55,18 @@ class FeaturesProof:
             np.asarray(features),
             sent="Nothing",
             within=math.inf,
-            answered=lambda arrays: self._desk.back(partial(self._came_back, key, ramp, arrays)),
+            answered=lambda reply: self._desk.back(partial(self._came_back, key, ramp, reply)),
         )
 
-    def _came_back(self, key: tuple[int, str], ramp: str, arrays: Arrays | None) -> None:
-        if arrays is None and self._link.rests(FEATURES):
-            self._known.pop(key, None)  # it has no room for it now, and is asked again
+    def _came_back(self, key: tuple[str, str], ramp: str, reply: Reply | None) -> None:
+        if reply is None:
+            if self._link.away or self._link.rests(FEATURES):  # it is asked again
+                self._known.pop(key, None)
             return
-        logits = None if arrays is None else arrays.get("logits")
+        if reply.boot != key[0]:  # another process than was asked: this is known of that one
+            self._known.pop(key, None)
+            key = (reply.boot, key[1])
+        logits = reply.arrays.get("logits")
         holds = logits is not None and reproduces(logits, self._bundle.probe_logits, self._bundle.task)
         self._known[key] = holds
         if not holds and not self._link.away:

@@ -24,13 +24,16 @@ from offramp_core.errors import OfframpError
 from offramp_worker.bundle.load import NUMPY_TYPES
 
 Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
 DATATYPES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
-#: Of every request: the model's digest, and how many seconds the answer is of use.
-DIGEST_HEADER, SECONDS_HEADER, LENGTH_HEADER = (
+#: Of every request: the digests of model and ramps, which the reply repeats, and how many seconds the answer is of use.
+DIGEST_HEADER, RAMPS_HEADER, SECONDS_HEADER, LENGTH_HEADER = (
     "offramp-backbone-digest",
+    "offramp-ramp-set-digest",
     "offramp-seconds",
     "inference-header-content-length",
 )
+BOOT_HEADER = "offramp-boot"  # of every reply: which process of a core it comes from
 FEATURES = "features"
 UPLINK_BYTES = 65536  # of a body that measures the uplink
 
@@ -46,6 +49,16 @@ class Core:
     model: str
     backbone_digest: str
     ramp_set_digest: str
+    #: Another one each time that it is started.
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back, and which process of a core answered."""
+
+    arrays: Arrays
+    boot: str
 
 
 def edge_path(model: str) -> str:

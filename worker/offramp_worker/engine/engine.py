@@ -472,6 +472,9 @@ def _accounts(engine: Engine, *, objective: float | None) -> Accounts:
 
 
 def _followers(engine: Engine, max_bytes: int, deliver: Deliver) -> Followers:
+    def room() -> int:
+        return sys.maxsize if engine._forwarding is None else engine._forwarding.room
+
     return Followers(
         PredictionCache(max_bytes=max_bytes),
         arms=engine.arms,
@@ -481,4 +484,5 @@ def _followers(engine: Engine, max_bytes: int, deliver: Deliver) -> Followers:
         put_back=engine._batcher.put_back,
         deliver=deliver,
         clock=engine._clock,
+        room=room,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ class Audit:
     """A reply to be run to the reference: the input, the answer that was ``served`` and whether it ``left`` early.
 
     ``compare`` asks for the comparison with what was served (in results-only it is made in the batch already),
-    ``record`` for a row in the ring of records. ``draw`` is the number that was drawn for it.
+    ``record`` for a row in the ring of records. ``draw`` is the number that was drawn for it. ``missed``: it left at no
+    exit of an edge, and the core did not answer, so ``served`` is what the model says of it, once that is known.
     """
 
     x: Array
@@ -48,6 +49,7 @@ class Audit:
     stream: str = ""
     draw: float = 0.0
     tier: str = ""
+    missed: bool = False
 
     @property
     def slices(self) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ class AuditDesk:
     def _finish(self, audits: list[Audit], scored: Scored | None = None) -> None:
         began = self._clock()
         try:
-            reference = self._reference(audits, scored)
+            audits, reference = self._reference(audits, scored)
         finally:
             each = (self._clock() - began) / len(audits)  # of one pass, in which every row takes as long
             for audit in audits:
@@ -174,14 +176,18 @@ class AuditDesk:
             if audit.compare:
                 self._judge(audit.runtime, 1, int(error), audit.slices)
 
-    def _reference(self, audits: list[Audit], scored: Scored | None) -> Answers:
-        """What the model says of each, in one pass that makes the records as well."""
+    def _reference(self, audits: list[Audit], scored: Scored | None) -> tuple[list[Audit], Answers]:
+        """The audits, and what the model says of each, in one pass that makes the records as well."""
         scored = scored or self._scored(self._join([audit.x[None] for audit in audits]))
         reference = self._task.answers(scored[0][1].logits)
+        audits = [
+            replace(audit, served=says) if audit.missed else audit
+            for audit, says in zip(audits, reference, strict=True)
+        ]
         kept = np.array([i for i, audit in enumerate(audits) if audit.record], dtype=np.intp)
         if len(kept):
             self._record(audits, kept, scored, reference)
-        return reference
+        return audits, reference
 
     def _scored(self, x: Array) -> Scored:
         """What the model and every column say of rows, by ramp set; the model says the same each time."""

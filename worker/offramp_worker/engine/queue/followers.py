@@ -6,6 +6,7 @@ The cache is :mod:`offramp_worker.engine.queue.cache`; here is when it may answe
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 
 from offramp_core.reasons import RequestOutcome
@@ -33,11 +34,13 @@ class Followers:
         put_back: Callable[[Ticket], bool],
         deliver: Deliver,
         clock: Callable[[], float],
+        room: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         """``put_back`` queues a request that will not be answered by another one; False when nothing is run any
-        more."""
+        more. ``room``: how many more may be drawn for audit; with none left nothing counts for a plan."""
         self._cache, self._arms, self._accounts, self._asked = cache, arms, accounts, metrics.cache
         self._audit, self._put_back, self._deliver, self._clock = audit, put_back, deliver, clock
+        self._room = room
         metrics.cache_bytes.set_function(lambda: cache.size_bytes)
 
     def answers(self, ticket: Ticket) -> bool:
@@ -61,27 +64,33 @@ class Followers:
             self._asked("hit").inc()
             ticket.give(answer)
             ticket.cached = True
-            self._count(ticket, runtime)
+            self._count(ticket, runtime, counts=self._room() > 0)
             return True
         joined = self._cache.join(key, ticket, config=runtime.config)
         self._asked("shared" if joined else "miss").inc()
         return joined
 
-    def share(self, done: Sequence[Ticket], runtime: Runtime) -> None:
+    def share(self, done: Sequence[Ticket], runtime: Runtime, *, counts: bool) -> None:
         """Give answers to the requests that wait with those that are done; what two plans answered is of no use to
-        others."""
+        others. Where what is done does not count for the plan, neither do copies of it."""
+        room = self._room() if counts else 0
         for ticket in done:
             followers = self._cache.finish(ticket, runtime)
             if runtime.carry_on or not ticket.ran_under(runtime):
                 self._queue(followers)
                 continue
+            counted = set()
             for follower in followers:
                 follower.give(ticket.answer)
+                if room <= 0:
+                    continue
+                counted.add(follower)
                 follower.audited = [not follower.never_exit and u < runtime.audit_rate for u in follower.draws]
+                room -= sum(follower.audited)
             if followers:
                 self._deliver(followers)
             for follower in followers:
-                self._count(follower, runtime)
+                self._count(follower, runtime, counts=follower in counted)
 
     def abandon(self, ticket: Ticket) -> None:
         """A request will not be answered; those that wait with it go into the queue."""
@@ -95,10 +104,10 @@ class Followers:
         """Another document is in force: what was answered before is of no use any more."""
         self._cache.clear()
 
-    def _count(self, ticket: Ticket, runtime: Runtime) -> None:
+    def _count(self, ticket: Ticket, runtime: Runtime, *, counts: bool) -> None:
         latency = [self._clock() - ticket.admitted]
         for row, (exit_name, drawn) in enumerate(zip(ticket.exits, ticket.audited, strict=True)):
-            if not ticket.never_exit:
+            if counts and not ticket.never_exit:
                 self._accounts.count_replies(runtime, exit_name, latency, drawn=int(drawn and not ticket.tier))
             if drawn:
                 self._audit(audit_of(ticket, row, ticket.x[row].copy(), runtime, compare=True, record=True))

@@ -4,9 +4,12 @@ drawn for them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from offramp_core.reasons import RequestOutcome
+from offramp_core.task import NO_ANSWER
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.accounts.accounts import Accounts
 from offramp_worker.engine.accounts.audits import Audit, audit_of
@@ -79,7 +82,7 @@ class Replies:
         if done:
             self._deliver(done)
         if self._followers is not None:
-            self._followers.share(done, runtime)
+            self._followers.share(done, runtime, counts=counts)
         if not batch.never_exit:
             if counted:
                 # The plan would have let nobody leave there; where they would have left is not known.
@@ -122,6 +125,24 @@ class Replies:
         outcome = RequestOutcome.EXPIRED if expired else RequestOutcome.REJECTED
         self._accounts.unanswered(len(rows), outcome, arm=runtime.counter.arm)
         self._deliver(done)
+
+    def missed(self, batch: Batch, runtime: Runtime, rows: Sequence[int], progress: Progress) -> None:
+        """The core has not answered these rows, which left at no exit. They count, and are audited, as ones that the
+        model itself answered: were they left out, only rows that leave early would count, and tune."""
+        owners = [batch.owners[i] for i in rows]
+        if not progress.counts or batch.never_exit:
+            return
+        now, to_audit = self._clock(), 0
+        for i, (ticket, row) in zip(rows, owners, strict=True):
+            if ticket.draws[row] < runtime.audit_rate:
+                to_audit += ticket.counted and not ticket.tier
+                compare = ticket.counted and not runtime.judges_itself
+                audit = audit_of(ticket, row, batch.x[i].copy(), runtime, compare=compare, record=True)
+                unknown = np.full_like(audit.served, NO_ANSWER)
+                self._queue_audit(replace(audit, served=unknown, left=False, missed=True))
+        latencies = [now - ticket.admitted for ticket, _ in owners if ticket.counted]
+        if latencies:
+            self._accounts.count_replies(runtime, "final", latencies, drawn=to_audit)
 
     def give_up(self, tickets: Sequence[Ticket]) -> None:
         """The time of these requests ran out before all their rows could run."""
