@@ -104,6 +104,10 @@ def recorded(worker: WorkerProcess, rows: int) -> bool:
     return worker.observations().records.next == rows
 
 
+def drawn(worker: WorkerProcess) -> int:
+    return next(c for c in worker.observations().counts if c.epoch == 1).drawn
+
+
 def columns(records: RecordBlock) -> list[np.ndarray]:
     """What records say, in an order that does not depend on which rows were done first."""
     kinds = {"uncertainty": "<f4", "prediction": "<i4", "final": "<i4", "reference": "<i4"}
@@ -215,7 +219,7 @@ def test_refuse_says_why_and_when_to_come_again_and_a_core_that_comes_back_with_
             else:
                 assert reply.status_code == 200
         assert away(edge) and edge.is_ready()
-        drawn = metric(edge, "audited_total")
+        audited = metric(edge, "audited_total")
         other = bundles.write_bundle(tmp_path / "other", seed=5)
         with core_of(other, OFFRAMP_PORT=port_of(own_core)):  # which must answer nobody
             row = x[told.index("final")][None]
@@ -225,7 +229,7 @@ def test_refuse_says_why_and_when_to_come_again_and_a_core_that_comes_back_with_
             eventually(lambda: not away(edge), what="the core's return")
             assert exits(answer(edge, x), 40) == told
         assert metric(edge, "offline_answers_total") == 0
-        assert metric(edge, "audited_total") >= drawn
+        assert metric(edge, "audited_total") >= audited
 
 
 def test_answer_loses_nothing_marks_what_the_last_exit_said_and_counts_it_for_no_plan(
@@ -241,6 +245,8 @@ def test_answer_loses_nothing_marks_what_the_last_exit_said_and_counts_it_for_no
         own_core.process.wait()
         ask(edge, x[told.index("final")][None])
         eventually(lambda: away(edge), what="that the core is missed")
+        # That row was on its way: it counts as one that the model answers, and its audit waits.
+        eventually(lambda: drawn(edge) == 41, what="the count of the row that was on its way")
         before = next(c for c in edge.observations().counts if c.epoch == 1)
         for i, name in enumerate(told):
             reply = answer(edge, x[i : i + 1])
@@ -256,7 +262,7 @@ def test_answer_loses_nothing_marks_what_the_last_exit_said_and_counts_it_for_no
         with core_of(bundle_dir, OFFRAMP_PORT=port_of(own_core)):
             eventually(lambda: not away(edge), what="the core's return")
             edge.infer(x)
-            eventually(partial(recorded, edge, 80), what="audits of what is answered now")
+            eventually(partial(recorded, edge, 81), what="the audit that waited, and those of what is answered now")
 
 
 def test_an_edge_starts_without_its_core_and_finds_it_later(bundle_dir: Path, tmp_path: Path) -> None:

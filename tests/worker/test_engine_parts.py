@@ -321,6 +321,7 @@ class Line:
         self.done: list[Ticket] = []
         self.audits: list[Audit] = []
         self.open = True
+        self.room = 10
         self.arms = Arms(active.off, uid="w", clock=clock)
         self.arms.activate(active)
         self.followers = Followers(
@@ -332,6 +333,7 @@ class Line:
             put_back=self._put_back,
             deliver=self.done.extend,
             clock=clock,
+            room=lambda: self.room,
         )
 
     def _put_back(self, one: Ticket) -> bool:
@@ -343,6 +345,25 @@ def answered(one: Ticket, served: Runtime) -> Ticket:
     one.logits[:], one.labels[:], one.pending = 0.0, 1, 0
     one.configs, one.epochs = [served.config] * len(one.x), [served.counter.epoch] * len(one.x)
     return one
+
+
+def test_copies_of_an_answer_that_does_not_count_do_not_count_nor_do_those_that_no_audit_has_room_for(
+    books: Books, clock: Clock
+) -> None:
+    active = replace(in_force(weight=0), canary=None)
+    stable = active.stable
+    assert stable is not None
+    line = Line(books, clock, active)
+    for counts, room, expected in ((False, 10, 0), (True, 0, 0), (True, 10, 1)):
+        line.room = room
+        leader, follower, later = ticket(), ticket(), ticket()
+        assert not line.followers.answers(leader) and line.followers.answers(follower)
+        line.followers.share([answered(leader, stable)], stable, counts=counts)
+        assert stable.counter.requests == expected
+        line.room = 0
+        assert line.followers.answers(later) and stable.counter.requests == expected
+        line.followers.forget()
+    assert len(line.done) == 3
 
 
 def test_who_follows_gets_the_leaders_answer_and_whoever_comes_later_the_cached_one(books: Books, clock: Clock) -> None:
