@@ -371,8 +371,9 @@ def test_features_are_of_exact_ramps_and_no_request_takes_pieces_from_a_plan(tmp
     """A column of a lower precision is no place to go on from."""
     folder = bundles.write_wide_bundle(tmp_path / "wide")
     with core_of(folder) as core:
-        digest = plan_for(folder).backbone_digest
-        headers = {DIGEST_HEADER: digest, SECONDS_HEADER: "30", LENGTH_HEADER: "2"}
+        plan = plan_for(folder)
+        digests = {DIGEST_HEADER: plan.backbone_digest, RAMPS_HEADER: plan.ramp_set_digest}
+        headers = {**digests, SECONDS_HEADER: "30", LENGTH_HEADER: "2"}
         for ramp in ("int8%2Ffinal", "int8%2Fr02-linear", "%ff%00"):
             reply = features_request(core, f"features/{ramp}", b"{}", **headers)
             assert reply.status_code == 404 and "features: " in reply.json()["error"]

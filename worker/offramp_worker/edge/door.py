@@ -122,14 +122,14 @@ class EdgeDoor:
         else:
             raise EdgeRefusedError(404, f"{shown(scope['path'])} is unknown; see docs/how-to/edge.md")
         body, length = reply_body(arrays)
-        told = {
+        names = {
             "content-type": "application/octet-stream",
             LENGTH_HEADER: str(length),
             DIGEST_HEADER: core.backbone_digest,
             RAMPS_HEADER: core.ramp_set_digest,
             BOOT_HEADER: core.boot,
         }
-        await send_bytes(send, 200, body, [(name.encode(), value.encode()) for name, value in told.items()])
+        await send_bytes(send, 200, body, [(name.encode(), value.encode()) for name, value in names.items()])
 
     def _engine(self, name: str, scope: Scope) -> Engine:
         engine = self._worker.engine

@@ -255,16 +255,16 @@ class Link:
 
     def _read(self, reply: httpx.Response, content: bytes) -> Reply:
         """An answer of this very model and its ramps."""
-        told = reply.headers
-        boot = told.get(BOOT_HEADER, "")
+        headers = reply.headers
+        boot = headers.get(BOOT_HEADER, "")
         try:
-            self._check(Core(self._mine.model, told.get(DIGEST_HEADER, ""), told.get(RAMPS_HEADER, ""), boot))
+            self._check(Core(self._mine.model, headers.get(DIGEST_HEADER, ""), headers.get(RAMPS_HEADER, ""), boot))
         except OtherModelError as error:
             raise CoreAwayError(str(error)) from error
         if not boot:
             raise CoreAwayError(f"{self.core} does not say which process it is")
         self.boot = boot
-        return Reply(read_reply(content, told.get(LENGTH_HEADER)), boot)
+        return Reply(read_reply(content, headers.get(LENGTH_HEADER)), boot)
 
     async def _post(
         self, path: str, body: bytes, headers: Mapping[str, str], *, most: int
