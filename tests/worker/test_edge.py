@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 import socket
@@ -11,19 +10,17 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import bundles
 import httpx
 import numpy as np
 import pytest
+from edges import THRESHOLDS, Reply, answer, ask, columns, core_of, edge_of, exits, metric, url
 from engines import new_engine
 from fixed_plans import certified
-from processes import START_SECONDS, WorkerProcess, decoded, document, eventually, infer_json, plan_for
-from prometheus_client.parser import text_string_to_metric_families
+from processes import START_SECONDS, WorkerProcess, document, eventually, plan_for
 
 from offramp_core.edge_settings import EdgeSettings
-from offramp_core.protocol import RecordBlock
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.edge.door import _Pieces
 from offramp_worker.edge.link import Link, OtherModelError
@@ -31,22 +28,7 @@ from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, RAMPS_HEADER,
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.metrics import Metrics
 
-THRESHOLDS = {"r01-grid": "0.4", "r02-linear": "0.5"}
 EXIT = "r02-linear"
-Reply = dict[str, Any]
-
-
-def core_of(bundle: Path, **env: str) -> WorkerProcess:
-    return WorkerProcess(bundle, control_plane=False, env={"OFFRAMP_EDGES": "true", **env})
-
-
-def edge_of(
-    bundle: Path, core: str, folder: Path, thresholds: dict[str, str] = THRESHOLDS, **env: str
-) -> WorkerProcess:
-    """An edge with a fixed plan that sends inputs, unless ``env`` says otherwise."""
-    (folder / "plan.json").write_text(json.dumps(certified(bundle, thresholds)))
-    env = {"OFFRAMP_RESIDUE": "Input", "OFFRAMP_CORE": core, **env}
-    return WorkerProcess(bundle, control_plane=False, env={"OFFRAMP_FIXED_PLAN": str(folder / "plan.json"), **env})
 
 
 @pytest.fixture(scope="module")
@@ -65,39 +47,9 @@ def own_core(bundle_dir: Path) -> Iterator[WorkerProcess]:
         yield process
 
 
-def url(core: WorkerProcess) -> str:
-    return str(core.public.base_url)
-
-
 def port_of(core: WorkerProcess) -> str:
     """Also of one that has ended."""
     return str(core.public.base_url.port)
-
-
-def ask(worker: WorkerProcess, x: np.ndarray, **parameters: Any) -> httpx.Response:
-    body = infer_json(x) | ({"parameters": parameters} if parameters else {})
-    return worker.public.post("/v2/models/tiny/infer", json=body)
-
-
-def answer(worker: WorkerProcess, x: np.ndarray, **parameters: Any) -> Reply:
-    reply = ask(worker, x, **parameters)
-    assert reply.status_code == 200, reply.text
-    return decoded(reply.json())
-
-
-def exits(reply: Reply, n: int) -> list[str]:
-    told = str(reply["parameters"]["exit"]).split(",")
-    return told * n if len(told) == 1 else told
-
-
-def metric(worker: WorkerProcess, name: str, **labels: str) -> float:
-    families = text_string_to_metric_families(worker.public.get("/metrics").text)
-    return sum(
-        s.value
-        for f in families
-        for s in f.samples
-        if s.name == f"earlyexit_{name}" and labels.items() <= s.labels.items()
-    )
 
 
 def recorded(worker: WorkerProcess, rows: int) -> bool:
@@ -106,15 +58,6 @@ def recorded(worker: WorkerProcess, rows: int) -> bool:
 
 def drawn(worker: WorkerProcess) -> int:
     return next(c for c in worker.observations().counts if c.epoch == 1).drawn
-
-
-def columns(records: RecordBlock) -> list[np.ndarray]:
-    """What records say, in an order that does not depend on which rows were done first."""
-    kinds = {"uncertainty": "<f4", "prediction": "<i4", "final": "<i4", "reference": "<i4"}
-    raw = {name: np.frombuffer(base64.b64decode(getattr(records, name)), kind) for name, kind in kinds.items()}
-    n = len(raw["final"])
-    order = np.lexsort(raw["uncertainty"].reshape(n, -1).T)
-    return [values.reshape(n, -1)[order] for values in raw.values()]
 
 
 def away(edge: WorkerProcess) -> bool:

@@ -13,8 +13,8 @@ import bundles
 import httpx
 import numpy as np
 import pytest
+from edges import THRESHOLDS, answer, ask, columns, core_of, edge_of, exits, metric, url
 from processes import WorkerProcess, document, eventually, plan_for
-from test_edge import THRESHOLDS, answer, ask, columns, core_of, edge_of, exits, metric, url
 
 from offramp_core.edge_settings import EdgeSettings
 from offramp_worker.bundle.load import Bundle
