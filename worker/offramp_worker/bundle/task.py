@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 
 from offramp_core.bundle import MANIFEST_FILE
@@ -20,26 +18,17 @@ def declared_task(folder: Path) -> str:
 
 def declared_name(folder: Path) -> str:
     """What a bundle calls its model, empty for one that cannot be read."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return ""  # who opens a pipe waits
     return _declared(folder, "name")
-
-
-def _regular(path: str, flags: int) -> int:
-    """Nothing but a regular file is opened or waited for."""
-    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(f"{path} is no regular file")
-    return file
 
 
 def _declared(folder: Path, field: str) -> str:
     path = folder / MANIFEST_FILE
     try:
-        with open(path, "rb", opener=_regular) as file:
-            raw = file.read(MAX_MANIFEST_BYTES + 1)
-        if len(raw) > MAX_MANIFEST_BYTES:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
             return ""
-        manifest = json.loads(raw)
+        manifest = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return ""
     text = manifest.get(field) if isinstance(manifest, dict) else None
