@@ -122,11 +122,13 @@ def test_rows_that_a_core_fails_to_answer_count_with_the_others_and_nonsense_is_
 
         between.reply["rows"] = lambda _: httpx.Response(429, json={"error": "busy"})
         for i in range(24):
+            eventually(lambda: metric(edge, "core_reachable"), what="a core that is not away, only slow")
             assert answer(edge, x[i : i + 1])["parameters"].get("offline", False) == (told[i] == "final")
         eventually(partial(recorded, edge, 48), what="records of rows that were not answered")
 
         between.reply = {"rows": partial(says, nothing), "scores": partial(says, unlikely)}
         for i in range(24):
+            eventually(lambda: metric(edge, "core_reachable"), what="a core that is not away, only slow")
             assert answer(edge, x[i : i + 1])["parameters"].get("offline", False) == (told[i] == "final")
         eventually(partial(recorded, edge, 72), what="records that the edge makes itself")
 
