@@ -141,6 +141,39 @@ def test_what_must_leave_first_counts_in_the_expected_wait(folder: Path) -> None
     run(folder, "abc", story, OFFRAMP_MODELS_BYTES=str(125 * MB))
 
 
+@pytest.mark.usefixtures("process")
+def test_who_was_told_to_come_back_finds_the_model_though_others_were_asked_for_more(folder: Path) -> None:
+    async def story(repository: Repository) -> None:
+        popular, promised, third = (repository.models[name] for name in "abc")
+        await repository.load(popular)
+        for _ in range(100):
+            popular.asked()
+        with pytest.raises(UnavailableError) as refused:
+            repository.wait_for(promised, Waiting(go=pytest.fail, refuse=lambda *_: None))
+        assert refused.value.retry_after is not None
+        await repository.load(promised)  # which the refused request has begun
+        await repository.load(third)
+        assert promised.ready and not popular.ready, "nobody was told to come back for the popular one"
+        promised.begin()
+        promised.end()
+        await repository.load(popular)
+        assert not promised.ready, "it has kept its promise, and is asked for least"
+
+    run(folder, "abc", story, OFFRAMP_MODELS_BYTES=str(125 * MB), OFFRAMP_LOAD_WAIT_SECONDS="0.001")
+
+
+@pytest.mark.usefixtures("process")
+def test_promises_are_broken_where_nothing_else_makes_room(folder: Path) -> None:
+    async def story(repository: Repository) -> None:
+        first, second = repository.models["a"], repository.models["b"]
+        await repository.load(first)
+        first.promise(60)
+        await repository.load(second)
+        assert second.ready and not first.ready
+
+    run(folder, "ab", story, OFFRAMP_MODELS_BYTES=str(FILE_BYTES + 30 * MB))
+
+
 def test_models_that_leave_for_one_leave_at_once(folder: Path) -> None:
     pad(folder / "c", 100 * MB)
 

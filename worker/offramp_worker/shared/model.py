@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 State = Literal["out", "loading", "in", "leaving"]
 NOT_LOADED = "the model is not loaded; a request for it loads it"
 SIZE_OF_FILES = 2  # memory of a model by the bytes of its bundle, before it was measured
+RETURN_SECONDS = 2.0  # who was told to come back after a time may be so late
 FEW_BODIES = 16  # bodies of less than a 16th of what the process grew by do not count
 
 
@@ -136,6 +137,7 @@ class Model:
         self._pending, self._quiet = 0, asyncio.Event()
         self._quiet.set()
         self.file_bytes = bundle_bytes(self.given.settings.bundle)
+        self._owed: deque[float] = deque()  # until when each of those is expected who were told to come back
 
     @property
     def name(self) -> str:
@@ -174,10 +176,22 @@ class Model:
         """A request for it has come."""
         self.popularity = self.popularity.after(time.monotonic())
 
+    def promise(self, seconds: float) -> None:
+        """Somebody was told to come back after so many seconds."""
+        self._owed.append(time.monotonic() + seconds + RETURN_SECONDS)
+
+    def owed(self, now: float) -> bool:
+        """Whether somebody is about to come back."""
+        while self._owed and self._owed[0] < now:
+            self._owed.popleft()
+        return bool(self._owed)
+
     def begin(self) -> None:
         """A request is handed to it; :meth:`end` follows."""
         self._pending += 1
         self._quiet.clear()
+        if self._owed:
+            self._owed.popleft()
 
     def end(self) -> None:
         """The request has its reply, or nobody waits for one."""

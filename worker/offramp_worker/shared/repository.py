@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from offramp_core.errors import InvalidBundleError, OfframpError
-from offramp_core.sharing import evicted
 from offramp_worker.bundle.task import GENERATE, declared_task
 from offramp_worker.devices import share_arena
 from offramp_worker.engine.execution.turns import SharedExecutor
@@ -28,7 +27,7 @@ from offramp_worker.main import until_pulled
 from offramp_worker.shared.expected import expected_seconds
 from offramp_worker.shared.loading import WithinTime
 from offramp_worker.shared.model import Doors, Model, Waiting
-from offramp_worker.shared.room import AUDIT_SECONDS, LEAVE_SECONDS, held, kept_bytes, leaving_for, wanted_bytes
+from offramp_worker.shared.room import AUDIT_SECONDS, LEAVE_SECONDS, kept_bytes, leaving_for, leaving_of, wanted_bytes
 from offramp_worker.shared.settings import SharedSettings, bundle_bytes
 from offramp_worker.tracing import Tracing
 from offramp_worker.worker import InferenceWorker, return_memory
@@ -136,14 +135,15 @@ class Repository:
         self._check(model)
         expected = self.expected_seconds(model)
         self._bring(model)
-        again = max(1, math.ceil(PROMISE * expected))
         if expected > self.settings.load_wait_seconds:
             raise UnavailableError(
-                f"model {model.name!r} is being loaded, which takes about {expected:.1f} s more", retry_after=again
+                f"model {model.name!r} is being loaded, which takes about {expected:.1f} s more",
+                retry_after=_promised(model, expected),
             )
         if len(model.waiting) >= self.settings.load_waiting:
             raise UnavailableError(
-                f"{len(model.waiting)} requests wait for model {model.name!r} to be loaded", retry_after=again
+                f"{len(model.waiting)} requests wait for model {model.name!r} to be loaded",
+                retry_after=_promised(model, expected),
             )
 
     def expected_seconds(self, model: Model) -> float:
@@ -158,7 +158,7 @@ class Repository:
             return
         model.leave_line(waiting)
         model.turned_away += 1
-        again = max(1, math.ceil(PROMISE * self.expected_seconds(model)))
+        again = _promised(model, self.expected_seconds(model))
         waiting.refuse(f"model {model.name!r} was not loaded within {self.settings.load_wait_seconds:g} s", again)
 
     def _bring(self, model: Model) -> None:
@@ -266,8 +266,8 @@ class Repository:
         async with self._changing:
             if bound is None or self.used_bytes <= bound or not model.ready:
                 return
-            others = [other for other in held(self.models.values(), now=time.monotonic()) if other.name != model.name]
-            leaving = evicted(others, needed_bytes=self.used_bytes - bound)
+            others = [other for other in self.models.values() if other is not model]
+            leaving = leaving_of(others, needed_bytes=self.used_bytes - bound, now=time.monotonic())
             if leaving is None:
                 await self._leave(model)
                 self._mark_broken(model, f"it takes {model.size_bytes} bytes of the {bound} of OFFRAMP_MODELS_BYTES")
@@ -347,6 +347,13 @@ class Repository:
     def owes_audits(self) -> bool:
         """Whether any model's control plane waits for audits that are done by now."""
         return any(model.doors.worker.owes_audits for model in self.models.values())
+
+
+def _promised(model: Model, expected: float) -> int:
+    """After how many seconds somebody is told to come back, and finds the model there."""
+    again = max(1, math.ceil(PROMISE * expected))
+    model.promise(again)
+    return again
 
 
 def _dismissed(model: Model) -> str:

@@ -11,13 +11,26 @@ LEAVE_SECONDS = 12.0  # for the replies of a model that leaves
 AUDIT_SECONDS = 5.0  # then for its audits, and for a last pull of them
 
 
-def held(models: Collection[Model], *, now: float) -> list[Held]:
-    """Models that are in memory and serve."""
+def held(models: Collection[Model], *, now: float, pressed: bool = False) -> list[Held]:
+    """Models that are in memory and serve. One to which somebody was told to come back stays until they have, unless
+    memory is ``pressed``."""
     return [
-        Held(m.name, m.size_bytes, m.load_seconds, m.popularity.rate(now), kept=m.given.keep_loaded)
+        Held(
+            m.name,
+            m.size_bytes,
+            m.load_seconds,
+            m.popularity.rate(now),
+            kept=m.given.keep_loaded or (not pressed and m.owed(now)),
+        )
         for m in models
         if m.ready
     ]
+
+
+def leaving_of(models: Collection[Model], *, needed_bytes: int, now: float) -> tuple[str, ...] | None:
+    """The models that leave so that so many bytes become free: promises are broken only where nothing else does."""
+    kept = evicted(held(models, now=now), needed_bytes=needed_bytes)
+    return kept if kept is not None else evicted(held(models, now=now, pressed=True), needed_bytes=needed_bytes)
 
 
 def wanted_bytes(model: Model, models: Collection[Model], *, bound: int) -> int:
@@ -38,7 +51,7 @@ def leaving_for(
     """The models that leave so that those that are ``coming`` have room; None where that does not do."""
     used = sum(model.size_bytes for model in models if model.state in ("in", "loading"))
     wanted = sum(wanted_bytes(model, models, bound=bound) for model in coming)
-    return evicted(held(models, now=now), needed_bytes=used + wanted - bound)
+    return leaving_of(models, needed_bytes=used + wanted - bound, now=now)
 
 
 def leaving_seconds(coming: Sequence[Model], models: Collection[Model], *, bound: int | None, now: float) -> float:
