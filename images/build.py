@@ -76,7 +76,10 @@ PARTS = {
         ("8080/tcp", "8081/tcp"),
         without=tuple(
             f"offramp_worker/prepare/{name}"
-            for name in ("families", "generation", "picture.py", "heads/distillation.py")
+            for name in (
+                *("families", "generation", "picture.py", "heads/distillation.py"),
+                *("variants/distilling.py", "variants/twin.py"),
+            )
         ),
         unused=("scipy",),
         extras=("tracing",),

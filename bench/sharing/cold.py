@@ -24,6 +24,7 @@ from bench.validate_simulator import LoopbackWorker
 ROOM = 0.4
 CLIENTS = 3
 WAITED, PROMISES = 60, 100
+GIVE_UP_SECONDS = 900.0
 BYTES = re.compile(r"^earlyexit_model_bytes\{[^}]*\} (\S+)", re.MULTILINE)
 LOADS = re.compile(r'^earlyexit_model_(loads|load_seconds)_total\{model="([^"]+)"\} (\S+)', re.MULTILINE)
 
@@ -68,8 +69,10 @@ def _waited(worker: LoopbackWorker, of: Sequence[Service], n: int) -> dict[str, 
     """One client: seconds of cold requests, and of them the load; what is left is what had to leave, and the answer."""
     rng, shares = np.random.default_rng(0), zipf(len(of))
     total, load = [], []
+    end = time.monotonic() + GIVE_UP_SECONDS
     with httpx.Client(base_url=worker.url, timeout=60) as client:
         while len(total) < n:
+            _give_up(end)
             service = of[rng.choice(len(of), p=shares)]
             before = _loads(client, service.name)
             asked = _ask(client, service)
@@ -86,6 +89,11 @@ def _waited(worker: LoopbackWorker, of: Sequence[Service], n: int) -> dict[str, 
     }
 
 
+def _give_up(end: float) -> None:
+    if time.monotonic() > end:
+        raise SystemExit("hardly any request found its model away; the services are too small for the memory")
+
+
 def _loads(client: httpx.Client, name: str) -> tuple[float, float]:
     found = {kind: float(value) for kind, model, value in LOADS.findall(client.get("/metrics").text) if model == name}
     return found["loads"], found["load_seconds"]
@@ -94,6 +102,7 @@ def _loads(client: httpx.Client, name: str) -> tuple[float, float]:
 def _promised(worker: LoopbackWorker, of: Sequence[Service], n: int) -> dict[str, Any]:
     """Several clients at once: of those that were refused and came back in time, who was answered then."""
     results: list[bool] = []
+    end = time.monotonic() + GIVE_UP_SECONDS
     promised: list[float] = []
     lock = threading.Lock()
 
@@ -101,6 +110,7 @@ def _promised(worker: LoopbackWorker, of: Sequence[Service], n: int) -> dict[str
         rng, shares = np.random.default_rng(seed), zipf(len(of))
         with httpx.Client(base_url=worker.url, timeout=60) as client:
             while len(results) < n:
+                _give_up(end)
                 service = of[rng.choice(len(of), p=shares)]
                 first = _ask(client, service)
                 if first.status == 200:

@@ -1,6 +1,7 @@
 """The command line: thin commands over the packages that do the work.
 
 documents.py         YAML as users write it, read with bounds
+edge.py              what makes `offramp serve` and `offramp up` an edge box or a core
 examples.py          examples in a command's help
 fetched.py           bundles that `offramp up` fetches, by the code that workers use
 kubectl_complete.py  what kubectl runs to complete `kubectl offramp` in a shell

@@ -10,6 +10,8 @@ binomial.py     binomial tails, without what SciPy takes to import
 bundle.py       the exit bundle: what `offramp prepare` writes and a worker loads
 columns.py      which columns of wide records belong to which precision of the backbone
 costs.py        seconds of a batch of any size on its way through a plan's stages
+edge.py         what an edge worker sends to its core, and whether it computes it itself
+edge_settings.py  what users set of an edge, read and checked
 errors.py       the error tree of every Offramp package
 evaluate.py     what a threshold vector does on recorded traffic
 execution.py    whether a plan carries every row to the output or drops those that left

@@ -17,6 +17,7 @@ from bench.sharing.services import ROWS
 from rich.console import Console
 
 SECONDS = 0.3
+FILE_BYTES = 100_000_000
 
 
 @pytest.mark.slow
@@ -25,7 +26,11 @@ def test_both_arms_serve_and_the_page_shows_what_was_measured(tmp_path: Path, mo
     monkeypatch.setattr(policies, "RUNS", 1)
     monkeypatch.setattr(services, "WORKERS", 1)
     console = Console(quiet=True)
-    kind = (bundles.write_bundle(tmp_path / "bundle"), bundles.inputs(ROWS))
+    monkeypatch.setattr(cold, "GIVE_UP_SECONDS", 120.0)
+    bundle = bundles.write_bundle(tmp_path / "bundle")
+    with (bundle / "notes.bin").open("wb") as file:
+        file.truncate(FILE_BYTES)  # a model takes as much memory as its files: of two there is room for one
+    kind = (bundle, bundles.inputs(ROWS))
     of = services.services([kind], n=2, folder=tmp_path)
     with services.arms(of) as both:
         assert {name: len(arm.workers) for name, arm in both.items()} == {"shared": 1, "separate": 2}

@@ -10,6 +10,7 @@ served.py      what a fleet serves: ramps, and what they cost
 trust.py       whose word counts, and the newest epoch that anybody knows
 document.py    what workers should run, as one document
 routes.py      tokens per second of generated answers, by how they were computed
+shared_pool.py what a service in a pool of shared workers waits for
 conditions.py  what the user is told
 status.py      the status of a service after a pass
 outcome.py     the objects as a decision leaves them

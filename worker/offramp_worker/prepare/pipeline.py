@@ -290,9 +290,11 @@ def read_inputs(request: PrepareRequest, images: ImageReader | None = None) -> I
 
 def _check_variant_rows(request: PrepareRequest, x: InputArray, extra: int) -> None:
     """Refuse data of which variants would learn from too few rows."""
+    if not request.variants:
+        return
     split = plan_split(len(x), name=request.split, share=request.head_share or DEFAULT_HEAD_SHARE)
     rows = max(extra, split.train if split is not None else 0)
-    if request.variants and rows < FEWEST_VARIANT_ROWS:
+    if rows < FEWEST_VARIANT_ROWS:
         raise InvalidArgumentError(
             f"data: variants would learn from {rows} rows, and need {FEWEST_VARIANT_ROWS} at least; give more, "
             "--head-data or a larger --head-share"

@@ -141,10 +141,8 @@ class Repository:
                 retry_after=_promised(model, expected),
             )
         if len(model.waiting) >= self.settings.load_waiting:
-            raise UnavailableError(
-                f"{len(model.waiting)} requests wait for model {model.name!r} to be loaded",
-                retry_after=_promised(model, expected),
-            )
+            reason = f"{len(model.waiting)} requests wait for model {model.name!r} to be loaded"
+            raise UnavailableError(reason, retry_after=_promised(model, expected))
 
     def expected_seconds(self, model: Model) -> float:
         """Until a model is loaded, those before it in line included, and those that leave for them."""
@@ -158,8 +156,8 @@ class Repository:
             return
         model.leave_line(waiting)
         model.turned_away += 1
-        again = _promised(model, self.expected_seconds(model))
-        waiting.refuse(f"model {model.name!r} was not loaded within {self.settings.load_wait_seconds:g} s", again)
+        reason = f"model {model.name!r} was not loaded within {self.settings.load_wait_seconds:g} s"
+        waiting.refuse(reason, _promised(model, self.expected_seconds(model)))
 
     def _bring(self, model: Model) -> None:
         """Have it loaded, unless somebody does so already."""
