@@ -43,6 +43,11 @@ def claiming(namespace: Namespace) -> Iterator[str]:
     namespace.apply(TEMPLATE)
     run("kubectl", "apply", "-f", "-", stdin=yaml.safe_dump(made))
     yield name
+    run("kubectl", "delete", "earlyexitservices", "--all", "-n", namespace.name)
+    # A pod ends only with the driver that prepared its device, and keeps its share of the node until then.
+    namespace.eventually(
+        "the workers to end", lambda: not run("kubectl", "get", "pods", "-n", namespace.name, "-o", "name").strip()
+    )
     run("kubectl", "delete", "workerclass", name)
 
 
