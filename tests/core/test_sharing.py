@@ -94,6 +94,12 @@ def test_others_within_their_share_never_wait_for_a_second_batch_of_a_flood(othe
             owed[name] = min(0.02, owed[name] + (world.now - before) / (others + 1) / 2)
 
 
+def test_shares_may_be_as_unlike_as_numbers_are() -> None:
+    shares = Shares({"a": 1.0, "b": 1e-30}, {"a": 0.3, "b": 0.2})
+    assert shares.level(now=0.0) == pytest.approx(0.1 / 1e-30)
+    assert next_turn({"a": Claim(due=2.0), "b": Claim(due=1.0)}, shares, now=0.0) == "a"
+
+
 def test_while_there_is_time_to_spare_the_least_slack_runs_whoever_had_more() -> None:
     equal = Shares({"a": 1.0, "b": 1.0}).after("b", 0.2, now=0.2)
     assert next_turn({"a": Claim(due=5.0, seconds=1.0), "b": Claim(due=5.5, seconds=2.0)}, equal, now=0.2) == "b"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from offramp_core.errors import InvalidArgumentError
 
@@ -62,15 +63,19 @@ class Shares:
 
     def level(self, *, now: float) -> float:
         """What a model may have had of late for one unit of its share before it takes too much."""
-        rest, weight = NEARLY_FULL * WINDOW_SECONDS, sum(self.weights[name] for name in self.used)
-        if sum(self.used.values()) * self._left(now) <= rest:
+        rest, left = NEARLY_FULL * WINDOW_SECONDS, self._left(now)
+        if sum(self.used.values()) * left <= rest:
             return math.inf
-        for name in sorted(self.used, key=lambda name: self.of(name, now=now)):
-            if self.of(name, now=now) * weight >= rest:
+        had = sorted((used * left / self.weights[name], self.weights[name]) for name, used in self.used.items())
+        # Summed from the end, not taken off: beside a large share a small one would be lost in that.
+        weights = list(accumulate(weight for _, weight in reversed(had)))[::-1]
+        level = math.inf
+        for (each, own), weight in zip(had, weights, strict=True):
+            level = rest / weight
+            if each >= level:
                 break
-            rest -= self.used[name] * self._left(now)
-            weight -= self.weights[name]
-        return rest / weight
+            rest -= each * own
+        return level
 
     def longest_batch(self, name: str, *, now: float, others_wait: bool) -> float:
         """Seconds that a batch of a model may take, infinite where it would keep nobody waiting."""

@@ -33,6 +33,7 @@ State = Literal["out", "loading", "in", "leaving"]
 NOT_LOADED = "the model is not loaded; a request for it loads it"
 SIZE_OF_FILES = 2  # memory of a model by the bytes of its bundle, before it was measured
 RETURN_SECONDS = 2.0  # who was told to come back after a time may be so late
+MOST_OWED = 1000  # refusals of a model that nobody can load are without end
 FEW_BODIES = 16  # bodies of less than a 16th of what the process grew by do not count
 
 
@@ -137,7 +138,9 @@ class Model:
         self._pending, self._quiet = 0, asyncio.Event()
         self._quiet.set()
         self.file_bytes = bundle_bytes(self.given.settings.bundle)
-        self._owed: deque[float] = deque()  # until when each of those is expected who were told to come back
+        self._owed: deque[float] = deque(
+            maxlen=MOST_OWED
+        )  # until when each of those is expected who were told to come back
 
     @property
     def name(self) -> str:
