@@ -211,6 +211,7 @@ class LoopbackWorker:
 
     def _check(self, end: float) -> None:
         if self._process.poll() is not None or time.monotonic() > end:
+            self._process.kill()
             raise SystemExit(f"the worker did not start: {Path(self._log.name).read_text()[-1000:]}")
         time.sleep(0.05)
 

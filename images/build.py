@@ -77,8 +77,12 @@ PARTS = {
         without=tuple(
             f"offramp_worker/prepare/{name}"
             for name in (
-                *("families", "generation", "picture.py", "heads/distillation.py"),
-                *("variants/distilling.py", "variants/twin.py"),
+                "families",
+                "generation",
+                "picture.py",
+                "heads/distillation.py",
+                "variants/distilling.py",
+                "variants/twin.py",
             )
         ),
         unused=("scipy",),

@@ -29,8 +29,7 @@ import uvloop
 from rich.console import Console
 
 from bench.fleet.api import connect, load_starter
-from bench.fleet.processes import NAMESPACE, Cluster, Json, OperatorProcess, World, cluster_in
-from bench.provenance import provenance
+from bench.fleet.processes import NAMESPACE, Cluster, Json, OperatorProcess, World, cluster_in, concluded
 from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_operator.shell.observe import KEEP_ALIVE_SECONDS, Observer
 from offramp_operator.shell.platform import ServiceKey
@@ -264,12 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
     result = measure(
         options.services, replicas=options.replicas, seconds=options.seconds, rest=options.rest, console=console
     )
-    result["passed"] = verdict(result)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({**result, "measured": provenance()}, indent=1) + "\n")
-    for asked, held in result["passed"].items():
-        console.print(f"{'yes' if held else 'NO '} {asked}")
-    return 0 if all(result["passed"].values()) else 1
+    return concluded(result, verdict(result), out=options.out, console=console)
 
 
 if __name__ == "__main__":

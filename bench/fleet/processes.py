@@ -17,8 +17,10 @@ from typing import Any
 
 import httpx
 import yaml
+from rich.console import Console
 
 from bench.fleet.api import load_starter
+from bench.provenance import provenance
 
 NAMESPACE, LEASE = "default", "offramp-leader"
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
@@ -157,3 +159,12 @@ class OperatorProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def concluded(result: dict[str, Any], passed: dict[str, bool], *, out: Path, console: Console) -> int:
+    """Write what was measured, print which of what was asked held, and give the exit code."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**result, "passed": passed, "measured": provenance()}, indent=1) + "\n")
+    for asked, held in passed.items():
+        console.print(f"{'yes' if held else 'NO '} {asked}")
+    return 0 if all(passed.values()) else 1

@@ -15,6 +15,7 @@ import json
 import resource
 import sys
 import uuid
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -338,8 +339,9 @@ async def serve(server: str, token: str) -> None:
         world.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.fleet.world", description=__doc__)
+def run(serve: Callable[[str, str], Coroutine[Any, Any, None]], *, name: str) -> int:
+    """Command line of a process that stands around the operator."""
+    parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--server", required=True)
     parser.add_argument("--token", required=True)
     options = parser.parse_args()
@@ -348,4 +350,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(serve, name="bench.fleet.world"))

@@ -27,10 +27,9 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.fleet.api import connect, load_starter
-from bench.fleet.processes import NAMESPACE, Cluster, Json, OperatorProcess, World, cluster_in
+from bench.fleet.processes import NAMESPACE, Cluster, Json, OperatorProcess, World, cluster_in, concluded
 from bench.placement import kubelets
 from bench.placement.paper import Asked, could_be_placed, node, scaled, service, worker_class
-from bench.provenance import provenance
 
 SHARE, SECONDS, REST_SECONDS = 1.0, 120.0, 90.0
 DEADLINE_SECONDS = 3600.0
@@ -227,12 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=200)
     folder = Path("build/placement")
     result = measure(options.share, seconds=options.seconds, rest=options.rest, console=console, folder=folder)
-    result["passed"] = verdict(result)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({**result, "measured": provenance()}, indent=1) + "\n")
-    for asked, held in result["passed"].items():
-        console.print(f"{'yes' if held else 'NO '} {asked}")
-    return 0 if all(result["passed"].values()) else 1
+    return concluded(result, verdict(result), out=options.out, console=console)
 
 
 if __name__ == "__main__":

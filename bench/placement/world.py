@@ -6,18 +6,16 @@ protocol at the pods' addresses and serve nobody.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
 
 import aiohttp
 import msgspec
-import uvloop
 
 from bench.fleet.api import connect
 from bench.fleet.processes import NAMESPACE, Json
-from bench.fleet.world import World
+from bench.fleet.world import World, run
 from offramp_operator.kube.kinds import MANAGED_SELECTOR, SERVICE_LABEL
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -77,14 +75,5 @@ async def serve(server: str, token: str) -> None:
         workers.world.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.placement.world", description=__doc__)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--token", required=True)
-    options = parser.parse_args()
-    uvloop.run(serve(options.server, options.token))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(serve, name="bench.placement.world"))

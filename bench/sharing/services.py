@@ -158,7 +158,7 @@ def shared_worker(
         {"name": service.name, "bundle": str(service.bundle.resolve()), "share": float(weight)}
         for service, weight in zip(of, weights, strict=True)
     ]
-    with NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+    with NamedTemporaryFile("w", suffix=".json", dir=of[0].bundle.parent, delete=False) as file:
         json.dump({"models": listed}, file)
     command = ("offramp_cli", "serve", "--models", file.name, "--port", "0", *(("--memory", str(room)) if room else ()))
     return LoopbackWorker(FOLDER, settings={**(settings or {}), "OFFRAMP_SERVICE_UID": ""}, command=command)
