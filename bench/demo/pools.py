@@ -92,7 +92,7 @@ def prepare(bundle: Path, *, model: str, data: Path, options: Sequence[str], key
 def _code() -> str:
     """Digest of the code that prepares."""
     folder = Path(offramp_worker.prepare.__file__).parent.parent
-    parts = [path.read_bytes() for path in sorted([*folder.glob("prepare/*.py"), *folder.glob("bundle/*.py")])]
+    parts = [path.read_bytes() for path in sorted([*folder.glob("prepare/**/*.py"), *folder.glob("bundle/**/*.py")])]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 

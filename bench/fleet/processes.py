@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from bench.provenance import provenance
 
 NAMESPACE, LEASE = "default", "offramp-leader"
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+ASKED_BY_WRITING = ("leases", "tokenreviews", "subjectaccessreviews")
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 Json = dict[str, Any]
 
@@ -37,17 +41,19 @@ class Cluster:
     token: str
 
     def writes(self) -> float:
-        """Objects written so far, Leases aside: the leader renews its own."""
-        text = self.api.request("GET", "/metrics").text
-        return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in text.splitlines()
-            if line.startswith("apiserver_request_total{")
-            and any(f'verb="{verb}"' in line for verb in WRITES)
-            and 'resource="leases"' not in line
-            and 'resource="tokenreviews"' not in line
-            and 'resource="subjectaccessreviews"' not in line
-        )
+        """Objects written so far, as :meth:`written` counts them."""
+        return sum(self.written().values())
+
+    def written(self) -> Counter[str]:
+        """Writes so far by what and how, Leases aside: the leader renews its own."""
+        counts: Counter[str] = Counter()
+        for line in self.api.request("GET", "/metrics").text.splitlines():
+            if line.startswith("apiserver_request_total{"):
+                labels = dict(LABEL.findall(line))
+                if labels["verb"] in WRITES and labels["resource"] not in ASKED_BY_WRITING:
+                    what = "/".join(filter(None, (labels["resource"], labels["subresource"])))
+                    counts[f"{labels['verb']} {what}"] += int(float(line.rsplit(" ", 1)[1]))
+        return counts
 
 
 @contextmanager

@@ -178,13 +178,14 @@ def measure(share: float, *, seconds: float, rest: float, console: Console, fold
         placed = fleet.settle(operator, console) | {"cpu_seconds": operator.cpu()}
         console.print(f"placed: {json.dumps(placed)}")
         time.sleep(rest)
-        writes, cpu = cluster.writes(), operator.cpu()
+        written, cpu = cluster.written(), operator.cpu()
         time.sleep(seconds)
         steady = {
             "seconds": seconds,
-            "writes": cluster.writes() - writes,
             "cpu_share": (operator.cpu() - cpu) / seconds,
+            "written": dict(cluster.written() - written),
         }
+        steady["writes"] = sum(steady["written"].values())
         steady["changed"] = {what: now for what, now in fleet.look().items() if now != placed[what]}
         console.print(f"steady: {json.dumps(steady)}")
         gone = fleet.leave(LEAVE)

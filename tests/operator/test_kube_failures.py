@@ -637,9 +637,9 @@ def test_a_node_that_does_not_prepare_a_claim_is_told_after_a_minute(
     }
     assert failure(pod, now=since + timedelta(seconds=59)) == ("", "")
     sentence = (
-        "node n1 has begun nothing of digits-1 for a minute, and what it prepares first is claim gpu of "
-        "ResourceClaimTemplate one-l4; see that the driver of its devices runs there, and the events in kubectl "
-        "describe pod digits-1"
+        "node n1 has begun nothing of digits-1 for a minute: its volumes, claim gpu of ResourceClaimTemplate one-l4, "
+        "or its network are not prepared; see which in the events of kubectl describe pod digits-1, and for the claim "
+        "that the driver of its devices runs there"
     )
     expected = ("WorkerFailed", sentence) if told else ("", "")
     assert failure(pod, now=since + timedelta(seconds=60)) == expected

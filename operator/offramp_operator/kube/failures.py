@@ -440,7 +440,8 @@ def _without_claim(pod: Object, now: datetime) -> tuple[MaybeReason, str]:
 
 
 def _unprepared(pod: Object, now: datetime) -> tuple[MaybeReason, str]:
-    """A node that prepares no claim begins nothing of the pod, and why stands in its events alone."""
+    """A node prepares a pod's volumes, its claims and its network before anything of it begins. Which of them lacks
+    stands in the pod's events alone."""
     begun, wanted = condition(pod, "PodReadyToStartContainers"), _claims(pod)
     since = begun.get("lastTransitionTime")
     if begun.get("status") != "False" or not wanted or not since:
@@ -448,8 +449,9 @@ def _unprepared(pod: Object, now: datetime) -> tuple[MaybeReason, str]:
     if now - datetime.fromisoformat(str(since)) < CLAIMS_PREPARED_WITHIN:
         return "", ""
     return Reason.WORKER_FAILED, (
-        f"{_node(pod)} has begun nothing of {name_of(pod)} for a minute, and what it prepares first is {wanted}; see "
-        f"that the driver of its devices runs there, and the events in kubectl describe pod {name_of(pod)}"
+        f"{_node(pod)} has begun nothing of {name_of(pod)} for a minute: its volumes, {wanted}, or its network are not "
+        f"prepared; see which in the events of kubectl describe pod {name_of(pod)}, and for the claim that the driver "
+        "of its devices runs there"
     )
 
 

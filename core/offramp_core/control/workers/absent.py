@@ -18,6 +18,7 @@ from offramp_core.control.workers.versions import Version
 from offramp_core.reasons import ConditionType, Reason
 
 STARTING_REQUEUE_SECONDS = 1.0
+WAITED_SHARE, MOST_REQUEUE_SECONDS = 0.25, 30.0  # of the time that a pod has waited for a node
 AT_REST_REQUEUE_SECONDS = 10.0
 
 
@@ -63,7 +64,7 @@ def without_workers(
         rollout_statuses=rest.rollout_statuses,
         publish=rest.publish,
         events=(*events, *rest.events, *_wakes_up(facts), *((planned,) if planned is not None else ())),
-        requeue_after_seconds=STARTING_REQUEUE_SECONDS if facts.desired else AT_REST_REQUEUE_SECONDS,
+        requeue_after_seconds=_next_pass(facts) if facts.desired else AT_REST_REQUEUE_SECONDS,
         watch=snapshot.watch,
     )
 
@@ -97,6 +98,16 @@ def _facts(
         class_trouble=snapshot.gathered.class_trouble,
         turn=snapshot.gathered.turn,
     )
+
+
+def _next_pass(facts: Facts) -> float:
+    """Seconds until the next pass. A worker with an address may report its model at any moment. A pod without one tells
+    of every change itself: of what time alone says, the longer it lasts, the less changes, and there may be thousands
+    that wait for a node."""
+    if facts.update.status.strategy or any(worker.endpoint.admin_url is not None for worker in facts.workers):
+        return STARTING_REQUEUE_SECONDS
+    since = max((c.last_transition_at for c in facts.service.status.conditions), default=facts.now)
+    return min(MOST_REQUEUE_SECONDS, max(STARTING_REQUEUE_SECONDS, WAITED_SHARE * (facts.now - since)))
 
 
 def _news(statuses: Mapping[str, ConfigStatus], known: Mapping[str, Config]) -> dict[str, ConfigStatus]:
