@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench.generate.auto import auto
 from bench.generate.equality import equal_answers
 from bench.generate.prepared import BUILD, mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import BUDGETS, certified, recorded_answers
@@ -26,6 +28,10 @@ from offramp_core.generation.losses import Output
 from offramp_worker.prepare.generation.sources import read_checkpoint
 
 OUT = Path("build/bench/generate.json")
+CLASSES = {  # of requests, and their prompts
+    "stories": {"prose": "stories", "code": "code"},
+    "smollm2": {"prose": "wikitext", "code": "code"},
+}
 BUNDLES = {"stories": stories_bundle, "smollm2": smollm2_bundle}
 PATTERNS = {"gsm8k": r"#### (-?[0-9.,]+)", "sst2": r"(positive|negative)"}  # of what is compared in an answer
 
@@ -39,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         "bench.generate speed --model smollm2 --prompts gsm8k --n 12",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=["equality", "speed", "rivals", "lossy", "exits", "tokens", "prepare"])
+    parser.add_argument("part", choices=["equality", "speed", "auto", "rivals", "lossy", "exits", "tokens", "prepare"])
     parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
     parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories", "sst2"], default=None)
     parser.add_argument("--n", type=int, default=16, help="prompts")
@@ -138,6 +144,18 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
                 drafts=not options.no_drafts,
             )
             return f"{key}/{options.side_by_side}", found
+        if options.part == "auto":
+            calm = mixed_prompts(options.model, 3 * options.n, skip=0)
+            random.Random(0).shuffle(calm)
+            return options.model, auto(
+                folder,
+                calm=calm,
+                hostile=prompts_of("noise", options.n),
+                classes={name: prompts_of(of, 2 * options.n) for name, of in CLASSES[options.model].items()},
+                n=options.n,
+                tokens=options.tokens,
+                tick=_ticks(progress, "requests", None),
+            )
         if options.part == "rivals":
             model = Model(read_checkpoint(model_of(options.model)), Path(model_of(options.model)))
             tick = _ticks(progress, "groups of answers", None)
@@ -189,6 +207,9 @@ def _print(part: str, found: dict[str, Any]) -> None:
     console = Console()
     if part == "equality":
         console.print({k: v for k, v in found.items() if k != "by_route"})
+        return
+    if part == "auto":
+        console.print_json(data=found)
         return
     if part == "exits":
         table = Table("layers", "affine alone", "accepted", "time per token", "at draft tokens")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import configparser
 import hashlib
 import json
 import os
+import random
+import statistics
+import string
 import subprocess
 import sys
+import textwrap
+import traceback
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +36,8 @@ def data_file(folder: str, name: str) -> Path:
 
 def prompts_of(name: str, n: int, *, skip: int = 0) -> list[str]:
     """``n`` prompts: ``gsm8k`` questions, ``xquad`` paragraphs with a question, ``wikitext`` beginnings of paragraphs,
-    ``stories`` openings, ``sst2`` sentences whose sentiment is asked for."""
+    ``stories`` openings, ``sst2`` sentences whose sentiment is asked for, ``code`` beginnings of functions of Python's
+    library, ``noise`` characters at random."""
     return _PROMPTS[name]()[skip : skip + n]
 
 
@@ -68,7 +78,30 @@ def _sentences(file: str) -> list[tuple[str, str]]:
     return [(text, label) for text, label in (line.rsplit("\t", 1) for line in lines)]
 
 
-_PROMPTS = {"gsm8k": _gsm8k, "xquad": _xquad, "wikitext": _wikitext, "stories": _stories, "sst2": _sst2}
+def _code() -> list[str]:
+    found = []
+    for module in (argparse, configparser, statistics, textwrap, traceback, zipfile):
+        source = Path(module.__file__ or "").read_text()
+        lines = source.splitlines(keepends=True)
+        functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+        found += ["".join(lines[f.lineno - 1 : f.lineno + 9]) for f in functions if len(f.body) > 4]
+    return found
+
+
+def _noise() -> list[str]:
+    draw, letters = random.Random(1), string.ascii_letters + string.digits + string.punctuation
+    return ["".join(draw.choices(letters, k=90)) for _ in range(200)]
+
+
+_PROMPTS = {
+    "gsm8k": _gsm8k,
+    "xquad": _xquad,
+    "wikitext": _wikitext,
+    "stories": _stories,
+    "sst2": _sst2,
+    "code": _code,
+    "noise": _noise,
+}
 
 
 def model_of(name: str) -> str:

@@ -20,6 +20,7 @@ def section(results: Results) -> list[str]:
         "",
         *_equality(found.get("equality", {})),
         *_speed(found.get("speed", {})),
+        *_auto(found.get("auto", {})),
         *_rivals(found.get("rivals", {})),
         *_exits(found.get("exits", {})),
         *_tokens(found.get("tokens", {})),
@@ -68,6 +69,65 @@ def _speed(found: dict[str, Any]) -> list[str]:
             *_when({name: run}),
         ]
     return lines
+
+
+def _auto(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, run in found.items():
+        loads = [
+            [
+                str(row["at_once"]),
+                str(row["requests"]),
+                f"{row['ratio']:.3f}",
+                _several(row["routes"]),
+                row["serves"],
+            ]
+            for row in run["loads"]
+        ]
+        moved = [
+            [
+                ", ".join(row["settings"]),
+                row["served"],
+                "stays" if row["off_after"] is None else str(row["off_after"]),
+                f"{row['served_ratio']:.2f}",
+                f"{row['ratio']:.2f}",
+            ]
+            for row in run["hostile"]
+        ]
+        classes = [
+            [
+                row["class"],
+                f"{row['ratios']['auto']:.2f}",
+                f"{row['best']}: {row['ratios'][row['best']]:.2f}",
+                f"{row['against_best']:.2f}",
+                _several(row["routes"]),
+            ]
+            for row in run["classes"]
+        ]
+        lines += [
+            f"*Drafts chosen by measurement on {name}* (decisions 105 and 106): a worker's desk that chooses among "
+            f"{', '.join(run['settings'])} against the same desk with one setting for all requests, answers of up to "
+            f"{run['tokens']} tokens, in turns in one run; ratios of the",
+            "processor's seconds of whole answers, prompts included. First from the first request on, against no "
+            "draft:",
+            "",
+            *table([f"{name}, at once", "requests", "time", "answers by route", "serves in the end"], loads),
+            f"After {run['requests']} usual prompts come {run['hostile'][0]['requests']} of random characters, one at a "
+            "time; *off after* so many of them, *the draft's time* is what it would have taken for all of them:",
+            "",
+            *table([f"{name}, drafts", "served before", "off after", "the draft's time", "time"], moved),
+            f"Two classes by turns, one request at a time: after {run['classes'][0]['learned']} requests of each, "
+            f"{run['classes'][0]['requests']} prompts of each are answered by every setting too:",
+            "",
+            *table([f"{name}, class", "time", "best setting", "against it", "answers by route"], classes),
+            *_when({name: run}),
+        ]
+    return lines
+
+
+def _several(routes: dict[str, int]) -> str:
+    ordered = sorted(routes.items(), key=lambda item: -item[1])
+    return ", ".join(f"{route} {n}" for route, n in ordered)
 
 
 def _rivals(found: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ while they are tried."""
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 from seeds import seeds  # type: ignore[import-not-found]
 
 from offramp_core.generation.classes import HALVED_AFTER, KEPT_CLASSES, KNOWN_AFTER, NEW_NAMES, Classes
-from offramp_core.generation.drafts import FIRST_TRIALS, NONE, Context, Drafts, Setting, load_class
+from offramp_core.generation.drafts import Context, Drafts, load_class
+from offramp_core.generation.levels import FIRST_TRIALS, NONE, Setting
 
 GOOD, BAD = Setting("exit-8", 4), Setting("ngram", 8)
+SEVERAL = tuple(Setting(draft, n) for draft in ("int4", "int8", "ngram") for n in (2, 3, 4))
 ALONE = Context("", 1)
+NOISE = math.exp(0.1**2 / 2)  # the mean of what traffic has
 
 
 class Traffic:
@@ -27,8 +31,14 @@ class Traffic:
         self.seconds = 0.0
 
     def serve(self, n: int, paces: dict[Setting, float], *, context: Context = ALONE) -> None:
-        for _ in range(n):
-            setting = self.drafts.choose(context, draw=float(self.random.random()))
+        """As many are computed side by side as the context says, and end in the order in which they came."""
+        computed = deque[Setting]()
+        for i in range(n + context.load - 1):
+            if i < n:
+                computed.append(self.drafts.choose(context, draw=float(self.random.random())))
+            if i < context.load - 1:
+                continue
+            setting = computed.popleft()
             pace = paces[setting] * math.exp(0.1 * self.random.standard_normal())
             self.drafts.observe(context, setting, seconds=30 * pace, tokens=30)
             self.chosen.append(setting)
@@ -50,7 +60,7 @@ def test_drafts_that_never_pay_cost_less_than_two_percent(seed: int) -> None:
     traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
     traffic.serve(2000, {NONE: 1.0, GOOD: 1.15, BAD: 1.5})
     assert traffic.share(NONE, last=1000) > 0.9
-    assert traffic.seconds / 2000 < 1.02 * math.exp(0.1**2 / 2)  # the mean of the noise
+    assert traffic.seconds / 2000 < 1.02 * NOISE
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -61,8 +71,57 @@ def test_drafts_that_take_several_times_as_long_are_hardly_ever_tried(seed: int)
     traffic.serve(500, paces)
     traffic.seconds = 0.0
     traffic.serve(4000, paces)
-    assert traffic.seconds / 4000 < 1.02 * math.exp(0.1**2 / 2)
+    assert traffic.seconds / 4000 < 1.02 * NOISE
     assert traffic.share(GOOD, last=4000) > 0, "and are not forgotten"
+
+
+@pytest.mark.parametrize("load", [2, 4, 8])
+@pytest.mark.parametrize("seed", seeds(10))
+def test_trials_cost_next_to_nothing_from_the_first_requests_on_where_answers_are_computed_together(
+    seed: int, load: int
+) -> None:
+    traffic = Traffic(Drafts(SEVERAL), seed=seed)
+    traffic.serve(150, {NONE: 1.0} | dict.fromkeys(SEVERAL, 0.4 * load), context=Context("", load))
+    assert traffic.seconds / 150 < 1.02 * NOISE
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+def test_what_is_slow_beside_others_is_known_from_answers_that_were_computed_alone(seed: int) -> None:
+    traffic = Traffic(Drafts((GOOD,)), seed=seed)
+    traffic.serve(100, {NONE: 1.0, GOOD: 0.5})
+    traffic.chosen.clear()
+    traffic.serve(100, {NONE: 0.2, GOOD: 0.5}, context=Context("", 8))
+    assert traffic.share(GOOD, last=100) <= 0.01
+
+
+@pytest.mark.parametrize("load", [1, 2])
+@pytest.mark.parametrize("seed", seeds(10))
+def test_what_the_maker_measured_is_tried_first(seed: int, load: int) -> None:
+    ratios = {setting: 0.9 - 0.05 * i for i, setting in enumerate(SEVERAL)}
+    traffic = Traffic(Drafts(SEVERAL, ratios), seed=seed)
+    traffic.serve(60, {NONE: 1.0 / load**0.5} | ratios, context=Context("", load))
+    assert ratios[traffic.drafts.serving()[Context("", load)]] < 0.6
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_all_drafts_are_off_within_fifty_requests_of_content_that_none_of_them_can_foresee(seed: int) -> None:
+    """None takes another's place by what it did for other content."""
+    traffic = Traffic(Drafts(SEVERAL), seed=seed)
+    traffic.serve(1000, {NONE: 1.0} | dict.fromkeys(SEVERAL, 0.6))
+    assert traffic.share(NONE, last=100) < 0.2
+    hostile = {NONE: 1.0} | dict.fromkeys(SEVERAL, 1.4)
+    traffic.serve(50, hostile)
+    assert traffic.drafts.serving()[ALONE] == NONE
+    traffic.serve(200, hostile)
+    assert traffic.share(NONE, last=200) > 0.95
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_a_machine_that_becomes_slower_is_not_taken_for_a_draft_that_does_not_pay(seed: int) -> None:
+    traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
+    traffic.serve(400, {NONE: 1.0, GOOD: 0.6, BAD: 1.3})
+    traffic.serve(400, {NONE: 2.0, GOOD: 1.2, BAD: 2.6})
+    assert traffic.share(GOOD, last=100) > 0.85
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -171,9 +230,12 @@ def test_classes_with_a_share_of_the_traffic_stay_known_whatever_names_the_other
     for name in regular:
         for _ in range(KNOWN_AFTER):
             classes.count(name)
+    left, foreign = 0, 0
     for i in range(2 * HALVED_AFTER):  # half of the requests are theirs, the others' names come a few times each
-        foreign = f"flood-{i // int(random.integers(1, KNOWN_AFTER))}"
-        classes.count(regular[i // 2 % n] if i % 2 else foreign)
+        if left == 0:
+            left, foreign = int(random.integers(1, KNOWN_AFTER)), foreign + 1
+        left -= (i + 1) % 2
+        classes.count(regular[i // 2 % n] if i % 2 else f"flood-{foreign}")
         assert all(name in classes for name in regular)
 
 

@@ -5,6 +5,7 @@ admission.py  which requests for generation are let in
 columns.py    a generative model's variants as columns of records
 classes.py    which classes of requests are decided about by themselves
 drafts.py     which draft proposes tokens to the reference
+levels.py     what settings of drafts have taken of late, and what trials of them may cost
 losses.py     what an answer lost against the reference's answer to the same prompt
 stops.py      stop strings in text that comes in pieces
 turns.py      who computes next among answers that are being written and prompts that are being read

@@ -4,42 +4,28 @@ never by what it should save.
 A verified draft changes no answer, so nothing has to be certified; it only has to pay. Whether it does differs between
 code and prose, between one answer at a time and eight, and from hour to hour. So every setting, none included, goes on
 being measured on a few requests: the seconds that a token took the engine. What serves is none, until a draft has been
-faster by a margin beyond doubt; a draft that stops paying is dropped as soon as its recent level says so.
+faster by a margin beyond doubt; a draft that stops paying is dropped as soon as its recent level says so, and what was
+known of the others is forgotten with it.
 
-The level of a setting is an exponentially weighted mean of the logarithm of seconds per token, its doubt the standard
-error of that. Requests are few per decision, so it is an estimate, and no test is claimed: being wrong costs time and
-no accuracy, and the shares below bound how much.
+Trials cost what they cost: a draft whose answers cannot be computed together with others may take several times as long
+where many are. Requests without a trial earn an allowance, a share of what they take; trials spend it, at first by what
+is expected of the setting (its level here, or in another context, or what the bundle's maker measured), then by what
+they took (:mod:`offramp_core.generation.levels`). So trials come often where they cost nothing, and hardly ever where
+they cost much.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offramp_core.generation.classes import Classes
+from offramp_core.generation.levels import FIRST_TRIALS, NONE, Book, Level, Setting, faster
 
-FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
-FIRST_SHARE = 0.10  # of requests, while some setting has had fewer
-TRIAL_SHARE = 0.03  # of requests afterwards, over all settings that do not serve
-MOST_LOST = 0.01  # of the time, by trials of a setting that is known to be slower than what serves
-WEIGHT = 0.15  # of the newest request in a level
-MARGIN = 0.03  # by which a draft must be faster than none to begin, as a logarithm
+FIRST_SHARE = 0.30  # of requests are trials at most, while some setting has had fewer than the first ones
+TRIAL_SHARE = 0.03  # of requests, over all settings that do not serve
 LARGEST_LOAD = 256  # answers at once; more are decided about like these
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A draft and how many tokens it proposes at a time; ``draft`` empty for none."""
-
-    draft: str = ""
-    tokens: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.draft}:{self.tokens}" if self.draft else "none"
-
-
-NONE = Setting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +42,18 @@ class Context:
 
 
 @dataclass(slots=True)
-class Level:
-    """What a setting has taken of late: mean and variance of the logarithm of seconds per token, over ``n`` requests in
-    all."""
-
-    n: int = 0
-    mean: float = 0.0
-    variance: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.n += 1
-        weight = max(WEIGHT, 1 / self.n)
-        before = value - self.mean
-        self.mean += weight * before
-        self.variance = (1 - weight) * (self.variance + weight * before * before)
-
-    @property
-    def doubt(self) -> float:
-        """Standard error of the mean, with as many requests as the weights are worth."""
-        worth = min(self.n, (2 - WEIGHT) / WEIGHT)
-        return math.sqrt(self.variance / worth) if self.n > 1 else math.inf
-
-
-@dataclass(slots=True)
-class _Book:
-    """One context: levels by setting, and which setting serves."""
-
-    levels: dict[Setting, Level]
-    serves: Setting = NONE
-    at: int = 0  # whose trial is next
-
-
-@dataclass(slots=True)
 class Drafts:
     """Chooses and learns. ``settings`` are the drafts that the reference can verify; without any, none is all there is.
+    ``ratios`` are times per token over those of none, as somebody measured them for one answer at a time: what is tried
+    first, and no more.
 
     Deterministic in what it is given: ``draw`` is a uniform number of the caller's. A class that is not known (see
     :mod:`offramp_core.generation.classes`) shares what requests without one have learned.
     """
 
     settings: Sequence[Setting]
-    _books: dict[Context, _Book] = field(default_factory=dict)
+    ratios: Mapping[Setting, float] = field(default_factory=dict)
+    _books: dict[Context, Book] = field(default_factory=dict)
     _classes: Classes = field(default_factory=Classes)
 
     def choose(self, context: Context, *, draw: float) -> Setting:
@@ -105,26 +62,28 @@ class Drafts:
             return NONE
         if gone := self._classes.count(context.request_class):
             self._books = {known: book for known, book in self._books.items() if known.request_class != gone}
-        book = self._book(context)
-        others = [s for s in (NONE, *self.settings) if s != book.serves]
-        untried = [s for s in (NONE, *self.settings) if book.levels[s].n < FIRST_TRIALS and s != book.serves]
-        if draw < (FIRST_SHARE if untried else TRIAL_SHARE):
-            book.at += 1
-            tried = (untried or others)[book.at % len(untried or others)]
-            if untried or draw < _trial_share(book.levels[tried], book.levels[book.serves]):
-                return tried
-        return book.serves
+        at = self._known(context)
+        book = self._book(at)
+        book.earn()
+        tried = self._candidate(at, book, draw)
+        if tried is None or not book.spend(tried, self._expected(at, tried), at_once=at.load):
+            return book.serves
+        return tried
 
     def observe(self, context: Context, setting: Setting, *, seconds: float, tokens: int) -> None:
         """A request with so many tokens took the engine so many seconds to write. Ones too short to say anything are
         left out."""
         if not self.settings or tokens < 2 or seconds <= 0:
             return
-        book = self._book(context)
+        at = self._known(context)
+        book = self._book(at)
         if setting not in book.levels:
             return
-        book.levels[setting].add(math.log(seconds / tokens))
-        book.serves = self._best(book)
+        book.add(setting, math.log(seconds / tokens), expected=self._expected(at, setting))
+        best = self._best(book)
+        if best == NONE != book.serves:
+            book.forget_all_but(NONE, book.serves)  # they were measured on what it had foreseen
+        book.serves = best
 
     def drop(self, draft: str) -> None:
         """Never propose by this draft again: it has changed an answer."""
@@ -138,7 +97,35 @@ class Drafts:
         """What serves in each context that was seen, for people."""
         return {context: book.serves for context, book in self._books.items()}
 
-    def _best(self, book: _Book) -> Setting:
+    def _candidate(self, at: Context, book: Book, draw: float) -> Setting | None:
+        """Whose trial it would be: a fair turn at times, and beside those who has had few and is expected to cost
+        least."""
+        if book.levels[book.serves].n < FIRST_TRIALS or draw >= FIRST_SHARE:
+            return None
+        if draw < TRIAL_SHARE:
+            return book.next_turn()
+        untried = [s for s, level in book.levels.items() if level.n < FIRST_TRIALS and s != book.serves]
+        return min(untried, key=lambda s: self._expected(at, s), default=None)
+
+    def _expected(self, at: Context, setting: Setting) -> float:
+        """Logarithm of the seconds that a token should take: a draft's answers are computed alone, so what is known of
+        one load is the best guess for the others."""
+        own = self._books[at].levels[setting]
+        if own.n:
+            return own.mean
+        elsewhere = self._best_known(setting, self._books)
+        if elsewhere is not None:
+            return elsewhere.mean
+        alone = self._best_known(NONE, (context for context in self._books if context.load == 1))
+        none = alone.mean if alone is not None else self._books[at].levels[NONE].mean + math.log(at.load)
+        return none + math.log(self.ratios.get(setting, 1.0))
+
+    def _best_known(self, setting: Setting, contexts: Iterable[Context]) -> Level | None:
+        """The level that most requests in one of these contexts stand for."""
+        levels = (self._books[context].levels[setting] for context in contexts)
+        return max((level for level in levels if level.n), key=lambda level: level.n, default=None)
+
+    def _best(self, book: Book) -> Setting:
         off, serves = book.levels[NONE], book.serves
         if off.n < FIRST_TRIALS:
             return NONE
@@ -148,15 +135,17 @@ class Drafts:
             # It must still pay, and gives way to another draft only where that is beyond doubt.
             if book.levels[serves].mean >= off.mean:
                 return NONE
-            return best if _faster(book.levels[best], book.levels[serves]) else serves
-        return best if best != NONE and _faster(book.levels[best], off) else NONE
+            return best if faster(book.levels[best], book.levels[serves]) else serves
+        return best if best != NONE and faster(book.levels[best], off) else NONE
 
-    def _book(self, context: Context) -> _Book:
-        """Classes, loads and two kinds of requests are bounded, so these are."""
+    def _known(self, context: Context) -> Context:
+        """Classes, loads and two kinds of requests are bounded, so books are."""
         name = context.request_class if context.request_class in self._classes else ""
-        at = Context(name, min(context.load, LARGEST_LOAD), context.sampled)
+        return Context(name, min(context.load, LARGEST_LOAD), context.sampled)
+
+    def _book(self, at: Context) -> Book:
         if at not in self._books:
-            self._books[at] = _Book({s: Level() for s in (NONE, *self.settings)})
+            self._books[at] = Book({s: Level() for s in (NONE, *self.settings)})
         return self._books[at]
 
 
@@ -167,15 +156,3 @@ def load_class(running: int) -> int:
     [1, 1, 2, 4, 8, 16]
     """
     return 1 << max(0, running - 1).bit_length()
-
-
-def _trial_share(tried: Level, serves: Level) -> float:
-    """Of requests, for one that takes so much longer than what serves: a draft whose answers cannot be computed
-    together with others takes several times as long where many are."""
-    slower = math.exp(min(tried.mean - serves.mean, 20.0)) - 1
-    return TRIAL_SHARE if slower * TRIAL_SHARE <= MOST_LOST else MOST_LOST / slower
-
-
-def _faster(one: Level, other: Level) -> bool:
-    """Whether one setting is faster than another by the margin, two standard errors away from chance."""
-    return one.mean + MARGIN + 2 * math.hypot(one.doubt, other.doubt) < other.mean

@@ -120,7 +120,7 @@ class GenerationDesk:
             if self._closing or self.vitals.trouble:
                 raise ClosedError(Refused(Closed.NOT_READY, self.vitals.trouble or SHUT, 1), status=503)
             self._line.check(asked, reply=reply)
-            tickets = self._maker.make(asked, reply=reply, running=len(self._line))
+            tickets = self._maker.make(asked, reply=reply, running=len(self._line), at_once=self._line.at_once)
             for ticket in tickets:
                 self._line.reply_bytes += ticket.reply_bytes
                 if ticket.audited:

@@ -39,9 +39,14 @@ class Line:
         """How many wait or are computed."""
         return len(self.waiting) + len(self.running)
 
+    @property
+    def at_once(self) -> int:
+        """How many are computed side by side at most."""
+        return side_by_side(self._limits, self.pace)
+
     def load(self, prompt: int = 0) -> WorkerLoad:
         """What is taken on now, and what a request with so many tokens of prompt may expect."""
-        at_once = side_by_side(self._limits, self.pace)
+        at_once = self.at_once
         wait = until_turn([self._left(t) for t in self.running], [self._left(t) for t in self.waiting], at_once=at_once)
         # Prompts are read one at a time, the one with least left first, and share the engine with who writes.
         share = PROMPT_SHARE if len(self) and at_once > 1 else 1.0
@@ -87,7 +92,7 @@ class Line:
 
     def begin(self, *, free_bytes: int) -> Ticket | None:
         """Take the next ticket that may begin with so much room for caches; it runs from now on."""
-        if not self.waiting or len(self.running) >= side_by_side(self._limits, self.pace):
+        if not self.waiting or len(self.running) >= self.at_once:
             return None
         line = [Waiting(t.number, t.cache_bytes, t.passed) for t in self.waiting]
         chosen = next_to_begin(line, free_bytes=free_bytes)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.generation.columns import VariantStep, steps_of
-from offramp_core.generation.drafts import Context, Drafts, Setting, load_class
+from offramp_core.generation.drafts import Context, Drafts, load_class
+from offramp_core.generation.levels import Setting
 from offramp_core.precision import EXACT
 from offramp_core.protocol import Arm, RampInfo
 from offramp_worker.engine.arms.arms import Active, Runtime
@@ -187,6 +188,11 @@ def draft_settings(bundle: GenerationBundle) -> tuple[Setting, ...]:
     """What may be tried for the reference."""
     usable = [draft for draft in bundle.drafts if not draft.variants or REFERENCE in draft.variants]
     return tuple(Setting(d.id, n) for d in usable for n in d.draft_tokens or DRAFT_TOKENS)
+
+
+def draft_ratios(bundle: GenerationBundle) -> dict[Setting, float]:
+    """What the bundle's maker measured of them."""
+    return {Setting(draft, tokens): ratio for (draft, tokens), ratio in bundle.draft_ratios.items()}
 
 
 def text_of(route: DecodingRoute) -> str:

@@ -61,7 +61,8 @@ class GenerationBundle:
 
     An answer ends with any of ``end_tokens``. ``begin_tokens`` go before a prompt that does not bring them.
     ``cache_bytes_per_token`` is what one token of one sequence takes in the caches of the variant alone. ``digest``
-    names the content.
+    names the content. ``draft_ratios`` has by draft and number of its tokens the time per token over the reference's
+    alone, as the bundle measured it.
     """
 
     name: str
@@ -74,6 +75,7 @@ class GenerationBundle:
     begin_tokens: tuple[int, ...] = ()
     cache_bytes_per_token: int = 0
     created: int = 0  # seconds since the epoch, for GET /v1/models
+    draft_ratios: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     def variant(self, name: str) -> VariantSpec | None:
         """The variant of this name, if there is one."""

@@ -128,9 +128,9 @@ class TicketMaker:
         )  # whether an audit of the reference's own answers says anything
         self._number = 0
 
-    def make(self, asked: Asked, *, reply: int, running: int) -> list[Ticket]:
+    def make(self, asked: Asked, *, reply: int, running: int, at_once: int) -> list[Ticket]:
         """One ticket per answer; ``reply`` are the bytes of all of them, ``running`` answers are computed or wait
-        already.
+        already, ``at_once`` are computed side by side at most.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class TicketMaker:
             It could never be served: its caches are larger than all the memory there is for them.
         """
         n = len(asked.prompts)
-        return [self._ticket(asked, i, reply // n, running + i) for i in range(n)]
+        return [self._ticket(asked, i, reply // n, min(running + i, at_once - 1)) for i in range(n)]
 
     def _ticket(self, asked: Asked, i: int, reply: int, running: int) -> Ticket:
         wanted, prompt, most = asked.wanted, asked.prompts[i], asked.max_tokens[i]

@@ -20,7 +20,7 @@ from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.desk import DeskOptions, GenerationDesk
 from offramp_worker.generate.metrics import GenerationMetrics
 from offramp_worker.generate.plan_target import GenerationPlans, judged_as, off_runtime, variant_seconds
-from offramp_worker.generate.routes import Dispatch, draft_settings, own_active, parse_route
+from offramp_worker.generate.routes import Dispatch, draft_ratios, draft_settings, own_active, parse_route
 from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBundle, Loaded, Loader, Tokenizer
 from offramp_worker.generate.settings import GenerationSettings
 from offramp_worker.generate.tickets import Deliver
@@ -143,7 +143,7 @@ class GenerationWorker:
             arms,
             columns,
             reference=route if own.route else None,
-            drafts=Drafts(draft_settings(bundle)),
+            drafts=Drafts(draft_settings(bundle), draft_ratios(bundle)),
             lossy_sampling=own.lossy_sampling,
         )
         self.accounts.distrust = dispatch.distrust

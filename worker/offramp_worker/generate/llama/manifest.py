@@ -14,6 +14,7 @@ module's :class:`GenerationProfile`
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -102,7 +103,14 @@ class GenerationManifest:
             begin_tokens=self.begin_tokens,
             cache_bytes_per_token=a.cache_bytes_per_token,
             created=self.created,
+            draft_ratios=self._draft_ratios(profile),
         )
+
+    def _draft_ratios(self, profile: GenerationProfile) -> dict[tuple[str, int], float]:
+        """Those of the profile that make sense: no digest covers it."""
+        asked = [(d.id, n) for d in self.drafts for n in d.draft_tokens]
+        known = {(draft, n): profile.drafts.get(draft, {}).get(str(n)) for draft, n in asked}
+        return {key: of.time_ratio for key, of in known.items() if of is not None and 0 < of.time_ratio < math.inf}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,187 @@
+"""What it costs and saves that drafts are chosen by measurement (decision 105): a worker's desk that does so against
+the same desk with one setting for all requests, in turns in one run.
+
+Seconds are the processor's of this process, from the first request of a group to its last token, prompts included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.generate.served import AUTO, ServedInTurns, Stretch
+from bench.generate.writing import loaded
+from offramp_core.generation.drafts import Drafts
+from offramp_core.generation.levels import NONE, Setting
+from offramp_worker.generate.routes import draft_ratios, draft_settings, text_of
+from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBundle
+
+OFF = REFERENCE
+AT_ONCE = (1, 2, 4, 8)
+GROUP = 8  # requests at least before it is another way's turn
+HOSTILE = 60  # requests
+Tick = Callable[[], None]
+
+
+def auto(
+    folder: Path,
+    *,
+    calm: Sequence[str],
+    hostile: Sequence[str],
+    classes: Mapping[str, Sequence[str]],
+    n: int,
+    tokens: int,
+    tick: Tick,
+) -> dict[str, Any]:
+    """``n`` requests of each kind; ``calm`` are usual prompts, ``hostile`` such that drafts foresee little of their
+    answers."""
+    bundle = loaded(folder)
+    settings = draft_settings(bundle.bundle)
+    fixed = {OFF: DecodingRoute()} | {text_of(_route(s)): _route(s) for s in settings}
+    new = _learners(bundle.bundle)
+    with ServedInTurns(bundle, fixed) as served:
+        return {
+            "requests": n,
+            "tokens": tokens,
+            "settings": [str(s) for s in settings],
+            "loads": [_beside(served, new(), calm, load=load, n=n, tokens=tokens, tick=tick) for load in AT_ONCE],
+            "hostile": [
+                _moved(served, drafts, calm, hostile, n=n, tokens=tokens, tick=tick)
+                for drafts in (new(), new("ngram"))
+                if drafts.settings
+            ],
+            "classes": _classes(served, new(), list(fixed), classes, n=n, tokens=tokens, tick=tick),
+        }
+
+
+def _learners(bundle: GenerationBundle) -> Callable[..., Drafts]:
+    def new(draft: str = "") -> Drafts:
+        settings = [s for s in draft_settings(bundle) if draft in ("", s.draft)]
+        return Drafts(settings, draft_ratios(bundle))
+
+    return new
+
+
+def _route(setting: Setting) -> DecodingRoute:
+    return DecodingRoute(REFERENCE, setting.draft, setting.tokens)
+
+
+def _beside(
+    served: ServedInTurns, drafts: Drafts, prompts: Sequence[str], *, load: int, n: int, tokens: int, tick: Tick
+) -> dict[str, Any]:
+    """From the first request on, so many at once, against no draft."""
+    served.learn_with(drafts)
+    group = max(GROUP, 2 * load)
+    ratios, total = list[float](), {AUTO: Stretch(), OFF: Stretch()}
+    for k in range(-(-n // group)):
+        some = _taken(prompts, k * group, group)
+        each = {way: served.answer(way, some, at_once=load, tokens=tokens) for way in _turned([AUTO, OFF], k)}
+        for way, one in each.items():
+            total[way].add(one)
+        ratios.append(each[AUTO].seconds / each[OFF].seconds)
+        tick()
+    return {
+        "at_once": load,
+        "requests": len(ratios) * group,
+        "ratio": total[AUTO].seconds / total[OFF].seconds,
+        "groups": ratios,
+        "routes": dict(total[AUTO].routes),
+        "serves": _serving(drafts),
+    }
+
+
+def _moved(
+    served: ServedInTurns,
+    drafts: Drafts,
+    calm: Sequence[str],
+    hostile: Sequence[str],
+    *,
+    n: int,
+    tokens: int,
+    tick: Tick,
+) -> dict[str, Any]:
+    """Usual prompts, then others, one at a time: after how many of these no draft serves, and what all of them took."""
+    served.learn_with(drafts)
+    for prompt in _taken(calm, 0, n):
+        served.answer(AUTO, [prompt], at_once=1, tokens=tokens)
+        tick()
+    before, off_after = _serving(drafts), None
+    total: dict[str, Stretch] = {AUTO: Stretch(), OFF: Stretch(), before: Stretch()}
+    for k, prompt in enumerate(_taken(hostile, 0, HOSTILE)):
+        for way in _turned(list(total), k):
+            total[way].add(served.answer(way, [prompt], at_once=1, tokens=tokens))
+        if off_after is None and before != OFF and _serving(drafts) == OFF:
+            off_after = k + 1
+        tick()
+    return {
+        "settings": sorted({s.draft for s in drafts.settings}),
+        "requests": HOSTILE,
+        "served": before,
+        "serves": _serving(drafts),
+        "off_after": off_after,
+        "ratio": total[AUTO].seconds / total[OFF].seconds,
+        "served_ratio": total[before].seconds / total[OFF].seconds,
+    }
+
+
+def _classes(
+    served: ServedInTurns,
+    drafts: Drafts,
+    fixed: Sequence[str],
+    classes: Mapping[str, Sequence[str]],
+    *,
+    n: int,
+    tokens: int,
+    tick: Tick,
+) -> list[dict[str, Any]]:
+    """Requests of several classes by turns, one at a time: ``n`` of each to learn from, then as many groups in which
+    each prompt is answered by every setting too."""
+    served.learn_with(drafts)
+    learned = {name: Stretch() for name in classes}
+    for i in range(n):
+        for name, prompts in classes.items():
+            some = _taken(prompts, i, 1)
+            learned[name].add(served.answer(AUTO, some, at_once=1, tokens=tokens, request_class=name))
+            tick()
+    ways = [AUTO, *fixed]
+    total = {name: {way: Stretch() for way in ways} for name in classes}
+    for i in range(n // 4):
+        for name, prompts in classes.items():
+            some = _taken(prompts, n + i, 1)
+            for way in _turned(ways, i):
+                one = served.answer(way, some, at_once=1, tokens=tokens, request_class=name)
+                total[name][way].add(one)
+                tick()
+    rows = []
+    for name, of in total.items():
+        best = min(fixed, key=lambda way: of[way].seconds)
+        rows.append(
+            {
+                "class": name,
+                "requests": n // 4,
+                "learned": n,
+                "ratios": {way: of[way].seconds / of[OFF].seconds for way in ways},
+                "best": best,
+                "against_best": of[AUTO].seconds / of[best].seconds,
+                "routes": dict(of[AUTO].routes),
+                "learning": dict(learned[name].routes),
+            }
+        )
+    return rows
+
+
+def _taken(prompts: Sequence[str], first: int, n: int) -> list[str]:
+    """So many from one on; prompts that are used up begin again."""
+    return [prompts[(first + i) % len(prompts)] for i in range(n)]
+
+
+def _turned(ways: Sequence[str], k: int) -> list[str]:
+    """Nobody is always first."""
+    return [*ways[k % len(ways) :], *ways[: k % len(ways)]]
+
+
+def _serving(drafts: Drafts) -> str:
+    """What serves most contexts of a learner that knows one."""
+    setting = next(iter(drafts.serving().values()), NONE)
+    return text_of(_route(setting)) if setting != NONE else OFF

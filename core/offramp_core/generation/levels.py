@@ -1,0 +1,114 @@
+"""What settings of drafts have taken of late in one context, and what trials of those that do not serve may cost.
+
+The level of a setting is an exponentially weighted mean of the logarithm of seconds per token, its doubt the standard
+error of that. Requests are few per decision, so it is an estimate, and no test is claimed: being wrong costs time and
+no accuracy, and the allowance bounds how much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
+MOST_LOST = 0.01  # of what requests take, by trials of settings that are slower than what serves
+MOST_CHARGED = 8.0  # requests, for one trial: one that the machine slept through says little
+WEIGHT = 0.15  # of the newest request in a level
+MARGIN = 0.03  # by which a draft must be faster than none to begin, as a logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A draft and how many tokens it proposes at a time; ``draft`` empty for none."""
+
+    draft: str = ""
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.draft}:{self.tokens}" if self.draft else "none"
+
+
+NONE = Setting()
+
+
+@dataclass(slots=True)
+class Level:
+    """What a setting has taken of late: mean and variance of the logarithm of seconds per token, over ``n`` requests in
+    all."""
+
+    n: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.n += 1
+        weight = max(WEIGHT, 1 / self.n)
+        before = value - self.mean
+        self.mean += weight * before
+        self.variance = (1 - weight) * (self.variance + weight * before * before)
+
+    @property
+    def doubt(self) -> float:
+        """Standard error of the mean, with as many requests as the weights are worth."""
+        worth = min(self.n, (2 - WEIGHT) / WEIGHT)
+        return math.sqrt(self.variance / worth) if self.n > 1 else math.inf
+
+
+@dataclass(slots=True)
+class Book:
+    """One context: levels by setting, and which setting serves.
+
+    ``allowance`` is what trials may still cost, in requests of what serves; below zero they have cost more.
+    """
+
+    levels: dict[Setting, Level]
+    serves: Setting = NONE
+    allowance: float = 0.0
+    turn: int = 0  # whose fair turn is next
+    quiet: int = 0  # requests until something unknown may be tried again: the trial before it may not have ended
+
+    def earn(self) -> None:
+        """A request comes."""
+        self.allowance = min(MOST_CHARGED, self.allowance + MOST_LOST)
+        self.quiet = max(0, self.quiet - 1)
+
+    def next_turn(self) -> Setting:
+        """Whose fair turn it is. Every other one is none's, which whatever else serves is compared with."""
+        self.turn += 1
+        drafts = [s for s in self.levels if s not in (NONE, self.serves)]
+        if self.serves != NONE and (self.turn % 2 or not drafts):
+            return NONE
+        return drafts[self.turn // (1 if self.serves == NONE else 2) % len(drafts)] if drafts else NONE
+
+    def spend(self, tried: Setting, expected: float, *, at_once: int) -> bool:
+        """Whether a trial can be afforded, which is paid for then; ``at_once`` requests are computed side by side."""
+        cost, unknown = self._cost(expected), not self.levels[tried].n
+        if self.allowance < cost or (unknown and self.quiet):
+            return False
+        self.allowance -= cost
+        if unknown:
+            self.quiet = 2 * (at_once - 1)
+        return True
+
+    def add(self, setting: Setting, value: float, *, expected: float) -> None:
+        """A request took so much; of a trial the difference to what was paid is settled."""
+        if setting != self.serves and self.levels[self.serves].n:
+            took = min(math.expm1(min(value - self.levels[self.serves].mean, 20.0)), MOST_CHARGED)
+            self.allowance = min(MOST_CHARGED, self.allowance - took + self._cost(expected))
+        self.levels[setting].add(value)
+
+    def forget_all_but(self, *kept: Setting) -> None:
+        """What is known of the other settings was measured under circumstances that have passed, and what was saved up
+        was saved under them."""
+        self.allowance = min(self.allowance, 0.0)
+        for setting in self.levels.keys() - set(kept):
+            self.levels[setting] = Level()
+
+    def _cost(self, expected: float) -> float:
+        """Of a trial, in requests of what serves; nothing where it should be faster."""
+        return min(max(0.0, math.expm1(min(expected - self.levels[self.serves].mean, 20.0))), MOST_CHARGED)
+
+
+def faster(one: Level, other: Level) -> bool:
+    """Whether one setting is faster than another by the margin, two standard errors away from chance."""
+    return one.mean + MARGIN + 2 * math.hypot(one.doubt, other.doubt) < other.mean
