@@ -14,6 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story_bundles import prompt, prompts, write, write_story_bundle
 
+from offramp_core.generation.drafts import Drafts
+from offramp_core.generation.levels import Setting
+from offramp_worker.engine.accounts.counters import Counters
+from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.generate import load as load_module
 from offramp_worker.generate.llama import bank as bank_module
 from offramp_worker.generate.llama import engine as engine_module
@@ -21,7 +25,11 @@ from offramp_worker.generate.llama.bank import PLACES, Bank, computes_alike
 from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.engine import LlamaEngine
 from offramp_worker.generate.load import load_generation
+from offramp_worker.generate.plan_target import off_runtime
+from offramp_worker.generate.requests import Asked, Wanted
+from offramp_worker.generate.routes import Dispatch
 from offramp_worker.generate.seam import DecodingRoute, Loaded, NoRoomError, Sampling
+from offramp_worker.generate.tickets import TicketMaker
 
 PLAIN, LIMIT = DecodingRoute(), 2**20
 ROUTES = [
@@ -299,3 +307,19 @@ def test_a_pass_is_shared_evenly_among_those_it_was_computed_for(
     assert [p.seconds for p in together.engine.step(numbers, prompt_tokens=64)] == [2.0, 2.0, 2.0]
     for number in numbers:
         together.engine.cancel(number)
+
+
+def test_drafts_are_chosen_by_how_many_answers_are_computed_and_not_by_how_many_wait(together: Loaded) -> None:
+    off = off_runtime(together.bundle, Counters(), digest="", audit_rate=0.0)
+    dispatch = Dispatch(Arms(off, uid="w", clock=lambda: 0.0), (), drafts=Drafts((Setting("int8", 4),)))
+    maker = TicketMaker(
+        together,
+        dispatch,
+        may_audit=lambda _: False,
+        draw=lambda: 0.5,
+        clock=lambda: 0.0,
+        wall_clock=lambda: 0.0,
+    )
+    asked = Asked(Wanted("completion", "", ()), (tuple(prompts(1)[0]),) * 6, (2,) * 6)
+    contexts = [ticket.assigned.context for ticket in maker.make(asked, reply=0, running=1, at_once=4)]
+    assert [context.load for context in contexts if context is not None] == [2, 4, 4, 4, 4, 4]
