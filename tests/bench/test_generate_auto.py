@@ -1,0 +1,60 @@
+"""Drafts chosen by measurement are measured at a real desk, in turns with each setting alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bench.generate.auto import AT_ONCE, HOSTILE, OFF, auto
+from bench.generate.prepared import prompts_of
+from bench.generate.served import AUTO, ServedInTurns
+from bench.generate.writing import loaded
+from bench.report.generation import section
+from bench.report.results import Results
+from story_bundles import OPENINGS, write_story_bundle
+
+from offramp_core.generation.drafts import Drafts
+from offramp_core.generation.levels import Setting
+from offramp_worker.generate.seam import DecodingRoute
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stories") / "bundle"
+    write_story_bundle(path)
+    return path
+
+
+def test_every_way_answers_what_it_is_asked(folder: Path) -> None:
+    bundle = loaded(folder)
+    with ServedInTurns(bundle, {OFF: DecodingRoute(), "fp32+int8:3": DecodingRoute("fp32", "int8", 3)}) as served:
+        served.learn_with(Drafts((Setting("int8", 3),)))
+        found = {way: served.answer(way, OPENINGS[:5], at_once=2, tokens=4) for way in (OFF, "fp32+int8:3", AUTO)}
+    assert {way: dict(of.routes) for way, of in found.items()} == {
+        OFF: {OFF: 5},
+        "fp32+int8:3": {"fp32+int8:3": 5},
+        AUTO: {OFF: 5},  # nothing is tried before none is known
+    }
+    assert {of.tokens for of in found.values()} == {20}, "drafts change no answer"
+    assert all(of.seconds > 0 for of in found.values())
+
+
+def test_what_is_measured_stands_in_the_report(folder: Path, tmp_path: Path) -> None:
+    ticks = list[int]()
+    found = auto(
+        folder,
+        calm=OPENINGS,
+        hostile=[prompt[:20] for prompt in prompts_of("noise", 5)],
+        classes={"prose": OPENINGS, "code": [prompt[:40] for prompt in prompts_of("code", 5)]},
+        n=8,
+        tokens=4,
+        tick=lambda: ticks.append(1),
+    )
+    assert [row["at_once"] for row in found["loads"]] == list(AT_ONCE)
+    assert all(sum(row["routes"].values()) == row["requests"] >= 8 for row in found["loads"])
+    assert [row["requests"] for row in found["hostile"]] == [HOSTILE] * 2 and len(ticks) > 2 * HOSTILE
+    assert all(set(row["ratios"]) == {AUTO, OFF, *(f"fp32+{s}" for s in found["settings"])} for row in found["classes"])
+    (tmp_path / "generate.json").write_text(json.dumps({"auto": {"stories": found}}))
+    page = "\n".join(section(Results(tmp_path)))
+    assert "Drafts chosen by measurement on stories" in page and "| prose |" in page
