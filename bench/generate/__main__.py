@@ -28,6 +28,7 @@ from offramp_core.generation.losses import Output
 from offramp_worker.prepare.generation.sources import read_checkpoint
 
 OUT = Path("build/bench/generate.json")
+CALM = {"stories": ["stories"], "smollm2": ["gsm8k", "wikitext"]}
 CLASSES = {  # of requests, and their prompts
     "stories": {"prose": "stories", "code": "code"},
     "smollm2": {"prose": "wikitext", "code": "code"},
@@ -145,7 +146,7 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
             )
             return f"{key}/{options.side_by_side}", found
         if options.part == "auto":
-            calm = mixed_prompts(options.model, 3 * options.n, skip=0)
+            calm = [p for data in CALM[options.model] for p in prompts_of(data, options.n)]
             random.Random(0).shuffle(calm)
             return options.model, auto(
                 folder,

@@ -20,7 +20,7 @@ from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBun
 OFF = REFERENCE
 AT_ONCE = (1, 2, 4, 8)
 GROUP = 8  # requests at least before it is another way's turn
-HOSTILE = 60  # requests
+HOSTILE, SOME = 60, 4  # requests; of which every so many is answered with the draft that had served, too
 Tick = Callable[[], None]
 
 
@@ -107,10 +107,13 @@ def _moved(
         served.answer(AUTO, [prompt], at_once=1, tokens=tokens)
         tick()
     before, off_after = _serving(drafts), None
-    total: dict[str, Stretch] = {AUTO: Stretch(), OFF: Stretch(), before: Stretch()}
+    total, some = {AUTO: Stretch(), OFF: Stretch()}, {OFF: Stretch(), before: Stretch()}
     for k, prompt in enumerate(_taken(hostile, 0, HOSTILE)):
-        for way in _turned(list(total), k):
+        for way in _turned([AUTO, OFF], k):
             total[way].add(served.answer(way, [prompt], at_once=1, tokens=tokens))
+        if k % SOME == 0:
+            for way in _turned(list(some), k // SOME):
+                some[way].add(served.answer(way, [prompt], at_once=1, tokens=tokens))
         if off_after is None and before != OFF and _serving(drafts) == OFF:
             off_after = k + 1
         tick()
@@ -121,7 +124,7 @@ def _moved(
         "serves": _serving(drafts),
         "off_after": off_after,
         "ratio": total[AUTO].seconds / total[OFF].seconds,
-        "served_ratio": total[before].seconds / total[OFF].seconds,
+        "served_ratio": some[before].seconds / some[OFF].seconds,
     }
 
 

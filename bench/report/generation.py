@@ -113,7 +113,7 @@ def _auto(found: dict[str, Any]) -> list[str]:
             "",
             *table([f"{name}, at once", "requests", "time", "answers by route", "serves in the end"], loads),
             f"After {run['requests']} usual prompts come {run['hostile'][0]['requests']} of random characters, one at "
-            "a time; *off after* so many of them, *the draft's time* is what it would have taken for all of them:",
+            "a time; *off after* so many of them, *the draft's time* is what it takes for every fourth of them:",
             "",
             *table([f"{name}, drafts", "served before", "off after", "the draft's time", "time"], moved),
             f"Two classes by turns, one request at a time: after {run['classes'][0]['learned']} requests of each, "

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from offramp_worker.fetch.fetch import _check_bundle
 from offramp_worker.fetch.source import Source
 from offramp_worker.generate.llama.manifest import DraftFigures, GenerationProfile
 from offramp_worker.generate.load import file_entry, load_generation, read_manifest
-from offramp_worker.generate.seam import DraftSpec
 
 
 @pytest.fixture(scope="module")
@@ -224,8 +223,10 @@ def test_a_worker_process_with_a_broken_one_stays_up_and_says_why(folder: Path) 
 
 
 def test_of_what_its_maker_measured_of_drafts_only_that_is_believed_which_makes_sense(whole: Path) -> None:
-    ratios = {"2": 0.5, "3": float("nan"), "4": 0.0, "5": -1.0, "6": float("inf"), "many": 0.5}
+    ratios = {"2": 0.7, "3": float("nan"), "4": 0.0, "5": -1.0, "6": float("inf"), "7": 0.5, "8": 0.6, "many": 0.4}
     figures = {n: DraftFigures(0.9, ratio) for n, ratio in ratios.items()}
     profile = GenerationProfile("cpu", 1, {}, {"int8": figures, "of another bundle": figures})
-    manifest = replace(read_manifest(whole), drafts=(DraftSpec("int8", "variant", draft_tokens=(2, 3, 4, 5, 6, 7)),))
-    assert manifest.bundle(profile).draft_ratios == {("int8", 2): 0.5}
+    bundle = read_manifest(whole).bundle(profile)
+    assert bundle.draft_ratios == {("int8", 2): 0.7, ("int8", 7): 0.5, ("int8", 8): 0.6}
+    worth = {draft.id: draft.draft_tokens for draft in bundle.drafts}
+    assert worth == {"int8": (7, 8), "int4": (), "ngram": ()}, "the best two are worth trials"

@@ -24,6 +24,7 @@ from offramp_worker.generate.llama import sampling as choosing
 from offramp_worker.generate.llama.bank import Banks, Row
 from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.drafts import NgramIndex
+from offramp_worker.generate.llama.manifest import MOST_DRAFT_TOKENS
 from offramp_worker.generate.seam import (
     CacheMemory,
     DecodingRoute,
@@ -34,8 +35,6 @@ from offramp_worker.generate.seam import (
     SequenceProgress,
     Token,
 )
-
-MAX_DRAFT_TOKENS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +212,7 @@ class LlamaEngine:
 
     def _proposal(self, s: _Sequence) -> _Proposal:
         """Never more than what fits behind the text with the token that follows it."""
-        most = min(s.route.draft_tokens, MAX_DRAFT_TOKENS, s.most - s.answered - 1)
+        most = min(s.route.draft_tokens, MOST_DRAFT_TOKENS, s.most - s.answered - 1)
         if not s.route.draft or most <= 0:
             return _Proposal()
         if s.words is not None:

@@ -17,7 +17,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from offramp_core.plan import canonical_json
@@ -28,6 +28,7 @@ from offramp_worker.generate.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 SCHEMA_VERSION = 1
 COMMON_FILE, PROBE_FILE, PROFILE_FILE = "common.safetensors", "probe.safetensors", "profile.json"
 REQUIRED = (TOKENIZER_FILE, COMMON_FILE, PROBE_FILE, PROFILE_FILE)
+MOST_DRAFT_TOKENS, TRIED_LENGTHS = 16, 2  # at a time; of each draft those that were the fastest
 MAX_DRAFTS, MAX_VARIANTS, MAX_END_TOKENS = 16, 8, 64
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
@@ -89,6 +90,7 @@ class GenerationManifest:
     def bundle(self, profile: GenerationProfile) -> GenerationBundle:
         """What doors and the desk need."""
         a = self.architecture
+        ratios = self._draft_ratios(profile)
         seconds = {name: by_tokens.get("1", 0.0) for name, by_tokens in profile.variants.items()}
         return GenerationBundle(
             name=self.name,
@@ -99,17 +101,19 @@ class GenerationManifest:
             variants=tuple(
                 VariantSpec(v.name, weight_bytes(a, v), v.method, seconds.get(v.name, 0.0)) for v in self.variants
             ),
-            drafts=self.drafts,
+            drafts=tuple(
+                d if d.draft_tokens else replace(d, draft_tokens=best_lengths(d, ratios)) for d in self.drafts
+            ),
             begin_tokens=self.begin_tokens,
             cache_bytes_per_token=a.cache_bytes_per_token,
             created=self.created,
-            draft_ratios=self._draft_ratios(profile),
+            draft_ratios=ratios,
         )
 
     def _draft_ratios(self, profile: GenerationProfile) -> dict[tuple[str, int], float]:
-        """Those of the profile that make sense: no digest covers it."""
-        asked = [(d.id, n) for d in self.drafts for n in d.draft_tokens]
-        known = {(draft, n): profile.drafts.get(draft, {}).get(str(n)) for draft, n in asked}
+        """Those of the profile that make sense: the digest does not cover it."""
+        lengths = [(d.id, n) for d in self.drafts for n in range(1, MOST_DRAFT_TOKENS + 1)]
+        known = {(draft, n): profile.drafts.get(draft, {}).get(str(n)) for draft, n in lengths}
         return {key: of.time_ratio for key, of in known.items() if of is not None and 0 < of.time_ratio < math.inf}
 
 
@@ -131,6 +135,12 @@ class DraftFigures:
 
     acceptance: float
     time_ratio: float
+
+
+def best_lengths(draft: DraftSpec, ratios: Mapping[tuple[str, int], float]) -> tuple[int, ...]:
+    """The numbers of draft tokens at a time that took least when they were measured, the best one first."""
+    known = [n for name, n in ratios if name == draft.id]
+    return tuple(sorted(known, key=lambda n: ratios[draft.id, n])[:TRIED_LENGTHS])
 
 
 def weight_bytes(a: Architecture, variant: VariantEntry) -> int:
