@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import random
 import shutil
@@ -23,6 +24,7 @@ from typing import Any
 
 import aiohttp
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from bench.demo.embedded import EmbeddedStage
@@ -32,12 +34,12 @@ from bench.generate.recorded import recorded_answers
 
 BUILD = Path("build/demo-generate")
 PATIENCE_SECONDS = 240.0
-ASKED, WORST = 400, 40  # prompts, and how many of them make up the other content
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one model's telling needs: ``budget`` of ``output``, tokens of an answer, requests a second."""
+    """What one model's telling needs: ``budget`` of ``output``, tokens of an answer, requests a second, ``asked``
+    prompts, and how many of them make up the other content."""
 
     bundle: Callable[[], Path]
     prompts: str
@@ -45,11 +47,13 @@ class Setting:
     budget: str
     tokens: int
     rate: float
+    asked: int
+    worst: int
 
 
 SETTINGS = {
-    "stories": Setting(stories_bundle, "stories", "TokenF1", "0.12", 12, 20.0),
-    "smollm2": Setting(smollm2_bundle, "gsm8k", "TokenF1", "0.3", 8, 1.5),
+    "stories": Setting(stories_bundle, "stories", "TokenF1", "0.12", 12, 20.0, 400, 40),
+    "smollm2": Setting(smollm2_bundle, "gsm8k", "TokenF1", "0.3", 8, 1.5, 160, 16),
 }
 
 
@@ -269,12 +273,20 @@ def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
     plt.close(fig)
 
 
-def worst_answered(bundle: Path, prompts: Sequence[str], setting: Setting) -> list[str]:
+def worst_answered(bundle: Path, prompts: Sequence[str], setting: Setting, console: Console) -> list[str]:
     """The prompts whose answers by fewer bits lose most: what traffic looks like when it moves to where the plan is
-    weak."""
-    found = recorded_answers(bundle, prompts, tokens=setting.tokens, tick=lambda: None)["losses"][setting.output]
-    lost = {prompt: sum(of[i] for of in found.values()) for i, prompt in enumerate(prompts)}
-    return sorted(prompts, key=lambda prompt: -lost[prompt])[:WORST]
+    weak. Kept beside the bundle, by content."""
+    asked = json.dumps([setting.output, setting.tokens, *prompts])
+    kept = bundle.parent / f"{bundle.name}-worst-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
+    if not kept.is_file():
+        with Progress(console=console) as progress:
+            task = progress.add_task("what fewer bits answer badly", total=len(prompts))
+            found = recorded_answers(bundle, prompts, tokens=setting.tokens, tick=lambda: progress.advance(task))
+        each = found["losses"][setting.output].values()
+        lost = {prompt: sum(of[i] for of in each) for i, prompt in enumerate(prompts)}
+        kept.write_text(json.dumps(sorted(prompts, key=lambda prompt: -lost[prompt])))
+    worst: list[str] = json.loads(kept.read_text())
+    return worst[: setting.worst]
 
 
 def manifest_of(bundle: Path, setting: Setting) -> Json:
@@ -300,8 +312,8 @@ async def run(console: Console, *, model: str, measure: float) -> int:
     setting = SETTINGS[model]
     console.print(f"preparing {model} (kept by content)")
     bundle = setting.bundle()
-    calm = prompts_of(setting.prompts, ASKED)
-    hostile = worst_answered(bundle, calm, setting)
+    calm = prompts_of(setting.prompts, setting.asked)
+    hostile = worst_answered(bundle, calm, setting, console)
     work = BUILD / "run"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)

@@ -50,8 +50,8 @@ class _InTurns(Dispatch):
         way = self.ways[self.now]
         return way.assign(request_class=request_class, greedy=greedy, never_exit=never_exit, running=running)
 
-    def learn(self, assigned: Assigned, *, seconds: float, tokens: int) -> None:
-        self.ways[self.now].learn(assigned, seconds=seconds, tokens=tokens)
+    def learn(self, assigned: Assigned, *, seconds: float, tokens: int, beside: int) -> None:
+        self.ways[self.now].learn(assigned, seconds=seconds, tokens=tokens, beside=beside)
 
 
 class ServedInTurns:

@@ -99,7 +99,7 @@ def test_what_is_slow_beside_others_is_known_from_answers_that_were_computed_alo
 def test_what_the_maker_measured_is_tried_first(seed: int, load: int) -> None:
     ratios = {setting: 0.9 - 0.05 * i for i, setting in enumerate(SEVERAL)}
     traffic = Traffic(Drafts(SEVERAL, ratios), seed=seed)
-    traffic.serve(60, {NONE: 1.0 / load**0.5} | ratios, context=Context("", load))
+    traffic.serve(40, {NONE: 1.0 / load**0.5} | ratios, context=Context("", load))
     assert ratios[traffic.drafts.serving()[Context("", load)]] < 0.6
 
 

@@ -29,7 +29,7 @@ from offramp_worker.generate.plan_target import off_runtime
 from offramp_worker.generate.requests import Asked, Wanted
 from offramp_worker.generate.routes import Dispatch
 from offramp_worker.generate.seam import DecodingRoute, Loaded, NoRoomError, Sampling
-from offramp_worker.generate.tickets import TicketMaker
+from offramp_worker.generate.tickets import Ticket, TicketMaker
 
 PLAIN, LIMIT = DecodingRoute(), 2**20
 ROUTES = [
@@ -309,17 +309,32 @@ def test_a_pass_is_shared_evenly_among_those_it_was_computed_for(
         together.engine.cancel(number)
 
 
-def test_drafts_are_chosen_by_how_many_answers_are_computed_and_not_by_how_many_wait(together: Loaded) -> None:
-    off = off_runtime(together.bundle, Counters(), digest="", audit_rate=0.0)
-    dispatch = Dispatch(Arms(off, uid="w", clock=lambda: 0.0), (), drafts=Drafts((Setting("int8", 4),)))
+def six_tickets(loaded: Loaded, drafts: Drafts) -> tuple[Dispatch, list[Ticket]]:
+    """Of a request that comes while one is computed, where four are at once."""
+    off = off_runtime(loaded.bundle, Counters(), digest="", audit_rate=0.0)
+    dispatch = Dispatch(Arms(off, uid="w", clock=lambda: 0.0), (), drafts=drafts)
     maker = TicketMaker(
-        together,
-        dispatch,
-        may_audit=lambda _: False,
-        draw=lambda: 0.5,
-        clock=lambda: 0.0,
-        wall_clock=lambda: 0.0,
+        loaded, dispatch, may_audit=lambda _: False, draw=lambda: 0.5, clock=lambda: 0.0, wall_clock=lambda: 0.0
     )
     asked = Asked(Wanted("completion", "", ()), (tuple(prompts(1)[0]),) * 6, (2,) * 6)
-    contexts = [ticket.assigned.context for ticket in maker.make(asked, reply=0, running=1, at_once=4)]
+    return dispatch, maker.make(asked, reply=0, running=1, at_once=4)
+
+
+def test_drafts_are_chosen_by_how_many_answers_are_computed_and_not_by_how_many_wait(together: Loaded) -> None:
+    _, tickets = six_tickets(together, Drafts((Setting("int8", 4),)))
+    contexts = [ticket.assigned.context for ticket in tickets]
     assert [context.load for context in contexts if context is not None] == [2, 4, 4, 4, 4, 4]
+
+
+def test_what_a_token_took_is_learned_about_the_answers_that_were_written_beside_it(together: Loaded) -> None:
+    """Not about those that were computed when it was admitted."""
+    drafts = Drafts((Setting("int8", 4),))
+    dispatch, (first, *_) = six_tickets(together, drafts)
+    known = set(drafts.serving())
+    first.worked(1.0, among=1)  # a piece of its prompt
+    first.prompt_left = 0
+    for among in (2, 4, 7, 7):
+        first.worked(0.25, among=among)
+    assert (first.busy, first.writing, first.beside) == (2.0, 1.0, 5)
+    dispatch.learn(first.assigned, seconds=first.writing, tokens=4, beside=first.beside)
+    assert {context.load for context in set(drafts.serving()) - known} == {8}

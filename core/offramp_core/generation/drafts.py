@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from offramp_core.generation.classes import Classes
 from offramp_core.generation.levels import FIRST_TRIALS, NONE, Book, Level, Setting, faster
 
-FIRST_SHARE = 0.30  # of requests are trials at most, while some setting has had fewer than the first ones
+FIRST_SHARE = 0.50  # of requests are trials at most, while some setting has had fewer than the first ones
 TRIAL_SHARE = 0.03  # of requests, over all settings that do not serve
 LARGEST_LOAD = 256  # answers at once; more are decided about like these
 
@@ -99,13 +99,14 @@ class Drafts:
 
     def _candidate(self, at: Context, book: Book, draw: float) -> Setting | None:
         """Whose trial it would be: a fair turn at times, and beside those who has had few and is expected to cost
-        least."""
+        least; what has begun to pay is tried until that is known."""
         if book.levels[book.serves].n < FIRST_TRIALS or draw >= FIRST_SHARE:
             return None
         if draw < TRIAL_SHARE:
             return book.next_turn()
         untried = [s for s, level in book.levels.items() if level.n < FIRST_TRIALS and s != book.serves]
-        return min(untried, key=lambda s: self._expected(at, s), default=None)
+        promising = [s for s in untried if book.promises(s)]
+        return min(promising or untried, key=lambda s: self._expected(at, s), default=None)
 
     def _expected(self, at: Context, setting: Setting) -> float:
         """Logarithm of the seconds that a token should take: a draft's answers are computed alone, so what is known of

@@ -80,6 +80,11 @@ class Book:
             return NONE
         return drafts[self.turn // (1 if self.serves == NONE else 2) % len(drafts)] if drafts else NONE
 
+    def promises(self, setting: Setting) -> bool:
+        """Whether it has been faster than what serves, as far as it was tried."""
+        level = self.levels[setting]
+        return level.n > 0 and level.mean < self.levels[self.serves].mean
+
     def spend(self, tried: Setting, expected: float, *, at_once: int) -> bool:
         """Whether a trial can be afforded, which is paid for then; ``at_once`` requests are computed side by side."""
         cost, unknown = self._cost(expected), not self.levels[tried].n

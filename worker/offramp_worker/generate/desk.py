@@ -288,7 +288,7 @@ class GenerationDesk:
             if new and not left:
                 self._line.pace = self._line.pace.wrote(new, seconds)
             for ticket, one in zip(tickets, progress, strict=True):
-                ticket.worked(one.seconds or seconds / len(tickets))
+                ticket.worked(one.seconds or seconds / len(tickets), among=len(tickets))
                 self._took(ticket, one, pieces)
             if left:
                 read = left - sum(t.prompt_left for t in tickets)
@@ -344,7 +344,8 @@ class GenerationDesk:
             ticket.audited = self._audits.take_over(ticket, served=outcome is not RequestOutcome.FAILED)
         self.accounts.ended(ticket, outcome)
         if outcome is RequestOutcome.OK:
-            self._learn(ticket.assigned, seconds=ticket.writing, tokens=len(ticket.answer.tokens) - 1)
+            written = len(ticket.answer.tokens) - 1
+            self._learn(ticket.assigned, seconds=ticket.writing, tokens=written, beside=ticket.beside)
 
 
 def _audit_desk(loaded: Loaded, accounts: Accounts, options: DeskOptions, clock: Callable[[], float]) -> AuditDesk:

@@ -33,7 +33,7 @@ class Ticket:
     the first token and of the newest (0: not yet). ``passed`` counts how often smaller ones began before it, ``waited``
     the rounds since its prompt had a turn. ``step`` is whose turn it is of the variants that are asked, ``asked`` what
     earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's seconds,
-    ``writing`` those of them behind its prompt.
+    ``writing`` those of them behind its prompt, in ``turns`` among ``company`` answers in all.
     """
 
     number: int
@@ -68,12 +68,21 @@ class Ticket:
     kept: list[Piece] = field(default_factory=list)
     busy: float = 0.0
     writing: float = 0.0
+    turns: int = 0
+    company: int = 0
 
-    def worked(self, seconds: float) -> None:
-        """The engine was busy with it."""
+    def worked(self, seconds: float, *, among: int) -> None:
+        """The engine was busy with it, in a turn of so many."""
         self.busy += seconds
         if not self.reads:
             self.writing += seconds
+            self.turns += 1
+            self.company += among
+
+    @property
+    def beside(self) -> int:
+        """How many answers were written side by side with it, itself included, on average."""
+        return round(self.company / self.turns) if self.turns else 1
 
     @property
     def size(self) -> int:
