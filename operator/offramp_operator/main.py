@@ -81,7 +81,12 @@ class Operator:
         self._pages: list[web.AppRunner] = []
         listeners = () if self._board is None else (self._board,)
         service_kind = services(
-            settings.workers, key, instance=settings.identity, metrics=self._metrics, listeners=listeners
+            settings.workers,
+            key,
+            instance=settings.identity,
+            metrics=self._metrics,
+            part=self._part_of_services,
+            listeners=listeners,
         )
         self._registry = Registry(service_kind, worker_pools(settings.workers, key), *more)
 
@@ -157,6 +162,9 @@ class Operator:
             self._lease_client.close()
         self._leading = self._seeing = self._client = self._shards = self._lease_client = None
         self._pages = []
+
+    def _part_of_services(self) -> float:
+        return 0.0 if self._shards is None else len(self._shards.held) / self._settings.shards
 
     def _new_shards(self, client: KubeClient) -> Shards:
         settings = self._settings

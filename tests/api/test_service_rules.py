@@ -884,6 +884,13 @@ PRICED_RULES: list[Rule] = [
         [pool | {"replicas": 501, "maxWorkers": 1, "minWorkers": 0} for pool in PRICED],
         "pools must not ask for more than 1000 workers in all",
     ),
+    Rule("spec.pools.0.className", "large", "Large", "className must be the name of a WorkerClass"),
+    Rule(
+        "spec.pools",
+        [pool | {"className": f"of-{pool['name']}"} for pool in PRICED],
+        [pool | {"className": "large"} for pool in PRICED],
+        "two pools name one className; give each a WorkerClass of its own",
+    ),
     Rule("spec.pools", PRICED[:1], [PRICED[0], {"name": "b"}], "say how many workers the pool has (replicas)"),
     Rule(
         "spec.pools",

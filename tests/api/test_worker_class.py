@@ -33,6 +33,8 @@ class Rule(NamedTuple):
 RULES: list[Rule] = [
     Rule("spec", {}, ..., "spec: Required value"),
     Rule("metadata.name", "gpu.l4-small", "g" * 64, "metadata.name must have at most 63 characters"),
+    Rule("spec.maxWorkers", 1, 0, "should be greater than or equal to 1"),
+    Rule("spec.maxWorkers", 100_000, 2.5, "must be of type integer"),
     Rule("spec.image", "offramp/worker-cuda:1", "", "spec.image"),
     Rule("spec.imagePullPolicy", "Always", "Sometimes", "Unsupported value"),
     Rule("spec.imagePullSecrets", [{"name": "registry"}], [{"name": "a b"}], "name must be the name of a Secret"),
@@ -177,6 +179,7 @@ def test_what_both_may_say_has_one_schema() -> None:
         return dict(schema["properties"])
 
     of_class, of_service = properties("workerclasses.yaml"), properties("earlyexitservices.yaml", "worker")
+    assert of_class.pop("maxWorkers"), "which is about no worker"
     assert set(of_class) == set(FIELDS)
     assert set(of_class) - set(of_service) == {"serviceAccountName"}
     told = {

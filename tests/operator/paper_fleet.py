@@ -59,6 +59,7 @@ class Fleet:
     seen: list[tuple[int, int]] = field(default_factory=list)
     onlooker: Callable[[list[Object]], Awaitable[None]] | None = None
     ready_since: Callable[[], str] = lambda: WELL_AGO
+    others: tuple[str, ...] = ()  # services beside the one
 
     @property
     def key(self) -> ServiceKey:
@@ -108,7 +109,8 @@ class Fleet:
                 self.api.request("PATCH", f"{path_of(pod)}/status", status, content_type="application/merge-patch+json")
         await self.look()
         await Feed(self.cache, lambda _: None).relist(self.client, (self.namespace,))
-        await self.reconciler.reconcile(self.key)
+        for name in ("digits", *self.others):
+            await self.reconciler.reconcile(ServiceKey(self.namespace, name))
 
     async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
@@ -148,14 +150,14 @@ class Fleet:
             await self.tick()
             await asyncio.sleep(0.05)
 
-    def told(self) -> dict[str, tuple[str, str]]:
+    def told(self, name: str = "digits") -> dict[str, tuple[str, str]]:
         """Status and reason of each condition."""
-        service = self.cache.get(SERVICE, self.namespace, "digits") or {}
+        service = self.cache.get(SERVICE, self.namespace, name) or {}
         conditions = (service.get("status") or {}).get("conditions") or ()
         return {c["type"]: (c["status"], c["reason"]) for c in conditions}
 
-    def message(self, kind: str) -> str:
-        service = self.cache.get(SERVICE, self.namespace, "digits") or {}
+    def message(self, kind: str, name: str = "digits") -> str:
+        service = self.cache.get(SERVICE, self.namespace, name) or {}
         return next((c["message"] for c in service["status"]["conditions"] if c["type"] == kind), "")
 
     def since(self) -> list[tuple[int, int]]:

@@ -44,12 +44,12 @@ class PaperObserver(Observer):
     requests: dict[str, int] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()  # what came
+    windows_of: dict[str, tuple[Window, ...]] = field(default_factory=dict)  # the same of one service, by its name
     paces: dict[str, float] = field(default_factory=dict)  # what workers measured before they were ready, by pool
 
     async def observe(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], **_: Any) -> Observed:
-        return Observed(
-            tuple(self._worker(endpoint) for endpoint in endpoints), load=Load(utilisation=0.2, windows=self.windows)
-        )
+        load = Load(utilisation=0.2, windows=self.windows_of.get(key.name, self.windows))
+        return Observed(tuple(self._worker(endpoint) for endpoint in endpoints), load=load)
 
     async def poke(
         self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, signed: SignedDocument

@@ -27,11 +27,12 @@ from offramp_core.control.objects import (
     WorkersStatus,
 )
 from offramp_core.control.routes import alone, rate, route_uses
-from offramp_core.control.snapshot import Scaling, Trouble, Turn, Worker
+from offramp_core.control.snapshot import ClassShare, Scaling, Trouble, Turn, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.stable.audit import worth_one
 from offramp_core.control.workers.capacity import Capacity
 from offramp_core.control.workers.delivery import STALLING, fetching
+from offramp_core.control.workers.pool_plan import in_short
 from offramp_core.control.workers.recreate import interruption
 from offramp_core.control.workers.update import Update
 from offramp_core.control.workers.versions import Version
@@ -74,6 +75,7 @@ class Facts:
     turn: Turn | None = None
     routes: tuple[RouteCounts, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
+    shares: Mapping[str, ClassShare] = field(default_factory=dict)
 
     @property
     def desired(self) -> int:
@@ -166,6 +168,10 @@ def _condition(kind: ConditionType, status: ConditionStatus, reason: AnyReason, 
 
 
 def _ready(facts: Facts) -> Condition:
+    if facts.desired == 0 and facts.shares:
+        lacking = "; ".join(in_short(facts.service, facts.pools, facts.shares))
+        still = "other services still have the workers of its WorkerClass"
+        return _condition(ConditionType.READY, "False", Reason.WORKER_CLASS_FULL, lacking or still)
     if facts.desired == 0:
         by = "replicas is 0" if facts.scaling is None else f"{facts.scaling.by} asks for none"
         kept = f"; workers will start under {facts.stable.name}" if facts.stable is not None else ""
@@ -391,7 +397,7 @@ def _classed(facts: Facts) -> list[Condition]:
 
 
 def _pooled(facts: Facts) -> list[Condition]:
-    """Said only while workers of a pool find no place."""
+    """Said only while workers of a pool find no place, or other services have those that are needed."""
     spec = facts.service.spec
     index = {pool.name: i for i, pool in enumerate(spec.pools)}
     lacking = [
@@ -399,9 +405,9 @@ def _pooled(facts: Facts) -> list[Condition]:
         for pool in facts.pools
         if pool.message
     ]
-    if not lacking:
-        return []
-    return [_condition(ConditionType.POOLS_AVAILABLE, "False", Reason.POOL_WITHOUT_PLACE, "; ".join(lacking))]
+    reason = Reason.POOL_WITHOUT_PLACE if lacking else Reason.WORKER_CLASS_FULL
+    lacking += in_short(facts.service, facts.pools, facts.shares)
+    return [_condition(ConditionType.POOLS_AVAILABLE, "False", reason, "; ".join(lacking))] if lacking else []
 
 
 def _deprecated(facts: Facts) -> list[Condition]:

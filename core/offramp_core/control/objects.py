@@ -564,7 +564,8 @@ class PoolStatus:
     """The workers of one of ``spec.pools``. ``worker_rate`` is requests per second that one of them answers within the
     latency objective with exits off in batches of ``batch_size`` in ``batch_seconds``, as measured there with ``model``
     (a backbone's digest) and rounded; 0 before any was. ``planned`` is how many workers the plan has, where there is
-    one. ``message`` says why workers find no place."""
+    one, and ``wanted`` how many it would have if no other service used the pool's WorkerClass, where what it has does
+    not answer what is asked. ``message`` says why workers find no place."""
 
     name: str = ""
     desired: int = 0
@@ -575,6 +576,7 @@ class PoolStatus:
     planned: int = 0
     batch_size: int = 0
     batch_seconds: float = 0.0
+    wanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,22 @@ class Turn:
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassShare:
+    """What the plan of a service may have of a WorkerClass whose workers are limited, while other services use it."""
+
+    class_name: str
+    #: Workers that all services together may have.
+    max_workers: int
+    #: Workers that this service would plan if it were alone, and that it may plan.
+    wanted: int
+    most: int
+    #: Workers that it may ask for at this moment: the others have the rest.
+    now: int
+    #: Whether another service waits for a worker of the class.
+    waited_for: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """A service and everything that belongs to it, as the platform has it, read once per pass."""
@@ -208,6 +224,8 @@ class Gathered:
     #: being used.
     worker_class: str = ""
     class_trouble: Trouble | None = None
+    #: Of the pools whose WorkerClass limits the workers of all services.
+    shares: Mapping[str, ClassShare] = field(default_factory=dict)
     #: Digest of the workers that the spec asks for now; empty where there can be none.
     template: str = ""
     #: Why the workers are not yet what the administrator asks for.

@@ -83,7 +83,7 @@ MAX_HOSTNAMES = 16  # an HTTPRoute's own limit
 _POOL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$")
 TAKEN_POOLS = ("main", "next")  # Services of these names share a route with a version on trial
 _POOL_NUMBERS = ("replicas", "costPerHour", "minWorkers", "maxWorkers")
-POOL_OWN = ("nodeSelector", "tolerations", "resources", "resourceClaims")  # in the place of spec.worker's
+POOL_OWN = ("className", "nodeSelector", "tolerations", "resources", "resourceClaims")  # in the place of spec.worker's
 _HOSTNAME = re.compile(r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _API_GROUP = re.compile(r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _KIND = re.compile(r"^[a-zA-Z]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$")
@@ -196,6 +196,11 @@ class WorkerPool:
     def most(self) -> int:
         """Workers that there may be."""
         return self.replicas if self.max_workers is None else self.max_workers
+
+    @property
+    def class_name(self) -> str:
+        """The WorkerClass of its workers: its own, or that of all; empty without one."""
+        return str(self.worker.get("className") or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -884,13 +889,16 @@ def _parent(value: Any, where: str) -> tuple[tuple[str, str | int], ...]:
 
 def _worker(spec: _Reader) -> Mapping[str, Any]:
     worker = spec.mapping("worker")
-    class_name = worker.get("className")
-    if class_name is not None and not (isinstance(class_name, str) and _OBJECT_NAME.fullmatch(class_name)):
-        raise InvalidSpecError(spec.path("worker.className"), f"must name a WorkerClass; got {class_name!r}")
+    _class_name(worker.get("className"), spec.path("worker.className"))
     if worker.get("disruptionBudget") is not None:
         budget = _Reader(worker["disruptionBudget"], spec.path("worker.disruptionBudget"), {"maxUnavailable"})
         _number_or_share(budget, "maxUnavailable")
     return worker
+
+
+def _class_name(value: Any, path: str) -> None:
+    if value is not None and not (isinstance(value, str) and _OBJECT_NAME.fullmatch(value)):
+        raise InvalidSpecError(path, f"must name a WorkerClass; got {value!r}")
 
 
 def _pools(spec: _Reader, worker: Mapping[str, Any], objective: Mapping[str, Any]) -> tuple[WorkerPool, ...]:
@@ -912,6 +920,9 @@ def _pools(spec: _Reader, worker: Mapping[str, Any], objective: Mapping[str, Any
     )
     if len({pool.name for pool in found}) != len(found):
         raise InvalidSpecError(path, "a pool is named twice")
+    classes = [e["className"] for e in entries if e.get("className")]
+    if len(set(classes)) != len(classes):
+        raise InvalidSpecError(path, "two name one className; give each a WorkerClass of its own, or make one of them")
     if sum(max(pool.replicas, pool.most) for pool in found) > MAX_REPLICAS:
         raise InvalidSpecError(path, f"ask for more than {MAX_REPLICAS} workers")
     for name, given in (("replicas", {p.fixed for p in found}), ("maxWorkers", {p.max_workers is None for p in found})):
@@ -953,6 +964,7 @@ def _pool(reader: _Reader, worker: Mapping[str, Any]) -> WorkerPool:
     if name in TAKEN_POOLS:
         raise InvalidSpecError(reader.path("name"), f"{name} names a Service of versions; use another name")
     own = {field_name: reader.get(field_name) for field_name in POOL_OWN if reader.get(field_name)}
+    _class_name(own.get("className"), reader.path("className"))
     return WorkerPool(name, worker={**worker, **own}, **_pool_numbers(reader))
 
 

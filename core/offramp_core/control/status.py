@@ -79,7 +79,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
 
 def plan_reported(seen: Seen, draft: Draft, status: ServiceStatus) -> Draft:
     """An event where other workers are planned for the pools than before."""
-    event = plan_event(seen.service, status.pools, status.pool_plan)
+    event = plan_event(seen.service, status.pools, status.pool_plan, seen.snapshot.gathered.shares)
     return draft if event is None else draft.with_events(event)
 
 
@@ -183,6 +183,7 @@ def _facts(seen: Seen, draft: Draft, pin: PinJudged) -> Facts:
         route=seen.snapshot.gathered.route,
         worker_class=seen.snapshot.gathered.worker_class,
         class_trouble=seen.snapshot.gathered.class_trouble,
+        shares=seen.snapshot.gathered.shares,
         turn=seen.snapshot.gathered.turn,
         routes=pooled(route for o in seen.trusted for route in o.routes),
     )
@@ -230,8 +231,8 @@ def _pools(seen: Seen) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     before, doubted = seen.service.status.pools, {*seen.foreign, *seen.quarantined}
     known = next_pools(spec.pools, seen.everybody, before=before, model=model, distrusted=doubted)
     load, since = seen.snapshot.observed.load, seen.snapshot.watched_since
-    placed = with_place(seen.everybody)
-    return with_plan(seen.service, known, load, placed=placed, now=seen.now, watched_since=since)
+    placed, shares = with_place(seen.everybody), seen.snapshot.gathered.shares
+    return with_plan(seen.service, known, load, placed=placed, shares=shares, now=seen.now, watched_since=since)
 
 
 def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], *, n: int, k: int) -> Capacity:

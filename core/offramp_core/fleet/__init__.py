@@ -6,6 +6,7 @@ bursts.py    how much demand varies, and how much of that a plan is for
 forecast.py  the demand by the time a new worker would answer
 exact.py     one service at given pool prices, exactly
 shared.py    many services that share pools: prices, a bound, and a plan that fits
+division.py  who gets how many workers of one kind that there are too few of
 planner.py   when workers stay, and the table of what was considered
 transition.py  what may be started, switched and stopped now on the way there
 document.py  pools and services as people write them down
@@ -15,6 +16,7 @@ document.py  pools and services as people write them down
 """
 
 from offramp_core.fleet.bursts import burst_variation, variation_to_plan_for
+from offramp_core.fleet.division import Claim, divide
 from offramp_core.fleet.document import LARGEST_BATCH, FleetDocument, parse_fleet
 from offramp_core.fleet.forecast import (
     DAY_SECONDS,
@@ -38,6 +40,7 @@ __all__ = [
     "LARGEST_BATCH",
     "RECENT",
     "Caution",
+    "Claim",
     "Column",
     "Considered",
     "FleetDocument",
@@ -52,6 +55,7 @@ __all__ = [
     "Window",
     "Workers",
     "burst_variation",
+    "divide",
     "headroom_rate",
     "next_steps",
     "parse_fleet",

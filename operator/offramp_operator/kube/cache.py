@@ -25,7 +25,7 @@ from offramp_operator.kube.kinds import (
     WATCHED,
     Kind,
     Object,
-    class_of,
+    classes_of,
     name_of,
     namespace_of,
     owner_of,
@@ -49,7 +49,7 @@ class _Packed:
     namespace: str
     name: str
     owner: str  # uid; empty without one
-    targets: tuple[str, ...]  # Deployment that an autoscaler scales; class and pool that a service asks for
+    targets: tuple[str, ...]  # Deployment that an autoscaler scales; classes and pool that a service asks for
     body: bytes
 
     @classmethod
@@ -215,8 +215,8 @@ class ObjectCache:
 def _targets(kind: Kind, obj: Object) -> tuple[str, ...]:
     """What an object is about besides its owner: an autoscaler's Deployment, a service's class and pool."""
     name = scale_target(obj) if kind is AUTOSCALER else shared_pool_of(obj) if kind is SERVICE else ""
-    found = (class_of(obj) if kind is SERVICE else "", f"{namespace_of(obj)}/{name}" if name else "")
-    return tuple(target for target in found if target)
+    classes = classes_of(obj) if kind is SERVICE else ()
+    return (*classes, f"{namespace_of(obj)}/{name}") if name else classes
 
 
 def _add(index: dict[K, tuple[str, ...]], key: K, uid: str) -> None:

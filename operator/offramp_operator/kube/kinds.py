@@ -112,9 +112,21 @@ def scale_target(autoscaler: Object) -> str:
     return str(target.get("name", "")) if of_deployments else ""
 
 
-def class_of(service: Object) -> str:
-    """Name of the WorkerClass that a service asks for; empty where it asks for none."""
-    worker = (service.get("spec") or {}).get("worker") or {}
+def class_of(obj: Object) -> str:
+    """Name of the WorkerClass that a service, or a WorkerPool, asks for in ``spec.worker``; empty where it asks for
+    none."""
+    return _class_name((obj.get("spec") or {}).get("worker"))
+
+
+def classes_of(service: Object) -> tuple[str, ...]:
+    """Names of all WorkerClasses that a service asks for, those of its pools included."""
+    spec = service.get("spec") or {}
+    pools = spec.get("pools")
+    names = (class_of(service), *map(_class_name, pools if isinstance(pools, list) else ()))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _class_name(worker: Any) -> str:
     return str(worker.get("className") or "") if isinstance(worker, dict) else ""
 
 

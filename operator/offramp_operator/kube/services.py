@@ -3,6 +3,8 @@ has as well."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
     CHILDREN,
@@ -56,6 +58,7 @@ def services(
     *,
     instance: str,
     metrics: Metrics,
+    part: Callable[[], float] = lambda: 1.0,
     listeners: tuple[PassListener, ...] = (),
 ) -> Managed:
     """The entry of services.
@@ -66,12 +69,14 @@ def services(
         What the administrator decided about workers; the key that signs plans.
     instance : str
         Name of this process in Events.
+    part : callable
+        How much of the services is this process's: so much of every limit on all of them is its to give.
     listeners : tuple of PassListener
         Are shown every pass, besides ``metrics``.
     """
 
     def begin(seat: Seat) -> Reconcile:
-        platform = KubePlatform(seat.client, seat.cache, workers=workers, instance=instance)
+        platform = KubePlatform(seat.client, seat.cache, workers=workers, instance=instance, part=part)
         observer = Observer()
         seat.closing.push_async_callback(observer.close)
         metrics.pace(platform.standing)

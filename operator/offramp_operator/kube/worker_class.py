@@ -39,17 +39,20 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerClass:
-    """One class; ``mark`` differs for every content that it has had."""
+    """One class; ``mark`` differs for every content that it has had. ``max_workers`` is of all services together."""
 
     name: str
     mark: str
     fields: Mapping[str, Any]
+    max_workers: int | None = None
 
     @classmethod
     def of(cls, obj: Object) -> WorkerClass:
         given = obj.get("spec") or {}
         mark = f"{uid_of(obj)}/{obj['metadata'].get('generation', 0)}"
-        return cls(name_of(obj), mark, {name: given[name] for name in FIELDS if given.get(name)})
+        return cls(
+            name_of(obj), mark, {name: given[name] for name in FIELDS if given.get(name)}, given.get("maxWorkers")
+        )
 
     @property
     def image(self) -> str:
@@ -64,24 +67,34 @@ class ContradictionError(ValueError):
     """Class and service say two things about one field; the message is its path."""
 
 
-def with_class(service: Service, found: WorkerClass | None) -> Service | Trouble:
-    """The service with what its class adds to ``spec.worker``, and to that of each pool."""
-    spec = service.spec
-    if found is None:
+def with_class(
+    service: Service, found: WorkerClass | None, of_pools: Mapping[str, WorkerClass] | None = None
+) -> Service | Trouble:
+    """The service with what its class adds to ``spec.worker`` and to that of each pool, and what those of pools (by
+    their names) add there."""
+    spec, of_pools = service.spec, of_pools or {}
+    if found is None and not of_pools:
         return service
-    if found.image and spec.worker.get("image"):
+    if found is not None and found.image and spec.worker.get("image"):
         return _contradiction(found.name, "spec.worker.image")
-    fields = {name: value for name, value in found.fields.items() if name not in ADMINISTRATORS}
-    where = "spec.worker"
+    if found is not None and found.max_workers is not None and _shared_by_pools(service):
+        return _several_pools(found.name)
+    where, of_all = "spec.worker", _for_services(found)
     try:
-        worker = _both(fields, spec.worker)
-        pools = []
+        worker, pools = _both(of_all, spec.worker), []
         for i, pool in enumerate(spec.pools):
-            where = f"spec.pools[{i}]"
-            pools.append(replace(pool, worker=_both(fields, pool.worker)))
+            where, own = f"spec.pools[{i}]", of_pools.get(pool.name)
+            if own is not None and (said := next((name for name in ADMINISTRATORS if own.fields.get(name)), "")):
+                return _only_for_all(own.name, where, said)
+            pools.append(replace(pool, worker=_both(_for_services(own), _both(of_all, pool.worker))))
     except ContradictionError as error:
-        return _contradiction(found.name, f"{where}.{error}")
+        return _contradiction(" or ".join(c.name for c in (found, *of_pools.values()) if c), f"{where}.{error}")
     return replace(service, spec=replace(spec, worker=worker, pools=tuple(pools)))
+
+
+def _for_services(found: WorkerClass | None) -> dict[str, Any]:
+    given = {} if found is None else found.fields
+    return {name: value for name, value in given.items() if name not in ADMINISTRATORS}
 
 
 def _both(fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,4 +123,26 @@ def _new(entry: Any, given: list[Any], path: str) -> Any:
 
 def _contradiction(name: str, path: str) -> Trouble:
     message = f"{path} says something else than WorkerClass {name}; remove it, or have the class changed"
+    return Trouble(Reason.WORKER_CLASS_CONTRADICTED, message)
+
+
+def _only_for_all(name: str, where: str, field: str) -> Trouble:
+    message = (
+        f"{where}.className: WorkerClass {name} says {field}, which holds for all pools; name a class that says it in "
+        "spec.worker.className, and one without it here"
+    )
+    return Trouble(Reason.WORKER_CLASS_CONTRADICTED, message)
+
+
+def _shared_by_pools(service: Service) -> bool:
+    """Whether several pools that the operator plans are of the class of ``spec.worker``."""
+    own = [pool for pool in service.spec.pools if pool.class_name == service.spec.class_name and not pool.fixed]
+    return len(own) > 1
+
+
+def _several_pools(name: str) -> Trouble:
+    message = (
+        f"spec.worker.className: WorkerClass {name} has maxWorkers, and several pools would share them; name a class "
+        "of its own in the className of each of spec.pools"
+    )
     return Trouble(Reason.WORKER_CLASS_CONTRADICTED, message)

@@ -1,11 +1,12 @@
-"""Workers in pools on a real node, under traffic: a pool loses its nodes and gets them back; a price changes."""
+"""Workers in pools on a real node, under traffic: a pool loses its nodes and gets them back; a price changes; two
+services compete for the last workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from stage import Json, Stage  # type: ignore[import-not-found]
+from stage import GROUP, Json, Stage  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
 
@@ -68,6 +69,38 @@ def test_a_price_that_changes_moves_workers_and_loses_no_request(stage: Stage) -
     stage.check()
 
 
+def test_two_services_compete_for_the_last_workers_of_a_class(stage: Stage, three_in_all: str) -> None:
+    stage.operate()
+    own = {"name": "fast", "className": three_in_all, "costPerHour": "1", "maxWorkers": 3}
+    stage.serve(replicas=None, ramps={"mode": "Disabled"}, pools=[{**own, "minWorkers": 2}])
+    stage.send(20.0)
+    stage.until("two workers", lambda: planned(stage) == {"fast": (2, 2, 2)})
+
+    other = {**stage.manifest, "metadata": {"name": "other", "namespace": stage.namespace}}
+    stage.api.apply(stage.path.replace("/tiny", "/other"), other)
+    stage.until("the last worker", lambda: planned(stage, "other") == {"fast": (1, 1, 1)})
+    told = stage.until("the complaint", lambda: condition(stage, "other", "PoolsAvailable"))
+    assert (told["status"], told["reason"]) == ("False", "WorkerClassFull")
+    assert told["message"].startswith("spec.pools[0] (fast) has 1 of the 2 workers that it needs: ")
+    stage.send(20.0, url=f"http://other.{stage.namespace}.svc.cluster.local")
+
+    stage.apply(pools=[{**own, "minWorkers": 1}])
+    stage.until("one that goes", lambda: planned(stage) == {"fast": (1, 1, 1)})
+    stage.until("one that comes", lambda: planned(stage, "other") == {"fast": (2, 2, 2)})
+    stage.until("the end of the complaint", lambda: not condition(stage, "other", "PoolsAvailable"))
+    assert most_at_once(stage) == 3
+    stage.check()
+
+
+@pytest.fixture
+def three_in_all(stage: Stage) -> Iterator[str]:
+    """A WorkerClass that has three workers for all services."""
+    made = {"apiVersion": "earlyexit.dev/v1alpha1", "kind": "WorkerClass", "metadata": {"name": stage.namespace}}
+    stage.api.post(f"{GROUP}/workerclasses", made | {"spec": {"maxWorkers": 3}})
+    yield stage.namespace
+    stage.api.delete(f"{GROUP}/workerclasses/{stage.namespace}")
+
+
 POOLS = ("fast", "steady")
 
 
@@ -75,9 +108,9 @@ def priced(**costs: str) -> list[Json]:
     return [{"name": name, "costPerHour": cost, "maxWorkers": 1} for name, cost in costs.items()]
 
 
-def planned(stage: Stage) -> dict[str, tuple[int, int, int]]:
+def planned(stage: Stage, service: str = "tiny") -> dict[str, tuple[int, int, int]]:
     """Workers that are planned, asked for and ready, by pool."""
-    pools = stage.status().get("pools", ())
+    pools = status(stage, service).get("pools", ())
     return {p["name"]: (p.get("planned", 0), p.get("desired", 0), p.get("ready", 0)) for p in pools}
 
 
@@ -87,3 +120,22 @@ def pool(stage: Stage, name: str) -> Json:
 
 def in_pool(stage: Stage, name: str) -> list[Json]:
     return [p for p in stage.pods() if p["metadata"]["labels"]["earlyexit.dev/pool"] == name]
+
+
+def status(stage: Stage, service: str) -> Json:
+    return dict(stage.history.now("service").get(service, {}).get("status") or {})
+
+
+def condition(stage: Stage, service: str, kind: str) -> Json:
+    return next((dict(c) for c in status(stage, service).get("conditions", ()) if c["type"] == kind), {})
+
+
+def most_at_once(stage: Stage) -> int:
+    """Workers that there ever were at a time, those that were ending not counted."""
+    there, most = set[str](), 0
+    for _, kind, event, pod in stage.history.seen:
+        if kind == "pod":
+            gone = event == "DELETED" or pod["metadata"].get("deletionTimestamp")
+            (there.discard if gone else there.add)(pod["metadata"]["uid"])
+            most = max(most, len(there))
+    return most

@@ -40,8 +40,9 @@ def without_workers(
     known = next_pools(service.spec.pools, snapshot.workers, before=service.status.pools, model=None)
     # Where the only pool that had workers is lost, another one has to start some.
     load, placed = snapshot.observed.load, with_place(snapshot.workers)
-    pools, plan = with_plan(service, known, load, placed=placed, now=now, watched_since=snapshot.watched_since)
-    planned = plan_event(service, pools, plan)
+    shares, since = snapshot.gathered.shares, snapshot.watched_since
+    pools, plan = with_plan(service, known, load, placed=placed, shares=shares, now=now, watched_since=since)
+    planned = plan_event(service, pools, plan, shares)
     facts = replace(_facts(snapshot, trial, version, update, stable=rest.stable, now=now), pools=pools)
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.
     settled = service.generation if not facts.desired and facts.settled else service.status.settled_generation
@@ -96,6 +97,7 @@ def _facts(
         route=snapshot.gathered.route,
         worker_class=snapshot.gathered.worker_class,
         class_trouble=snapshot.gathered.class_trouble,
+        shares=snapshot.gathered.shares,
         turn=snapshot.gathered.turn,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service
-from offramp_core.control.snapshot import Event, Load
+from offramp_core.control.snapshot import ClassShare, Event, Load
 from offramp_core.control.spec import WorkerPool
 from offramp_core.fleet import (
     Caution,
@@ -45,6 +45,7 @@ class PoolsView:
     ``demand`` is requests per second, ``late_share`` of which may be late; ``by_weight`` says that they are shared by
     what workers can do. ``may_lower`` is False while too little was seen to take workers away. ``placed`` has, by pool,
     the workers that answer or start; ``answered`` is what the plan of before answers, with the model of then.
+    ``shares`` has, by pool, what other services leave of its WorkerClass.
     """
 
     pools: tuple[WorkerPool, ...]
@@ -56,6 +57,12 @@ class PoolsView:
     may_lower: bool = True
     placed: Mapping[str, int] = field(default_factory=dict)
     answered: float = 0.0
+    shares: Mapping[str, ClassShare] = field(default_factory=dict)
+
+    def most(self, pool: WorkerPool) -> int:
+        """Workers that a pool may have in a plan."""
+        share = self.shares.get(pool.name)
+        return pool.most if share is None else min(pool.most, share.most)
 
     def with_place(self, known: PoolStatus) -> int:
         """Those of the workers that a pool asks for that answer or start."""
@@ -99,30 +106,47 @@ def next_numbers(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
     """How many workers each pool is to ask for now, on the way to the plan: new ones answer before old ones go.
 
     A pool without a place for all its workers asks for one more than have one: when that one starts, there is a place
-    again. A pool that was not measured has one worker that does it, and nobody waits for that.
+    again. A pool that was not measured has one worker that does it, and nobody waits for that. What other services have
+    of a pool's WorkerClass is waited for.
     """
+    asked = _asked(view, planned)
+    known = {pool.name: pool for pool in view.known}
+    most = {name: max(share.now, known[name].desired) for name, share in view.shares.items()}
+    waits = any(n > most.get(name, n) for name, n in asked.items())
+    asked = {name: min(n, most.get(name, n)) for name, n in asked.items()}
+    if waits:  # and who waits for each other's workers makes way, one at a time
+        for name, share in view.shares.items():
+            if share.waited_for and asked[name] > max(planned.get(name, asked[name]), 0):
+                asked[name] -= 1
+                break
+    return asked
+
+
+def _asked(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
+    """The same where nobody else has what is planned."""
     asked, room = dict[str, int](), list[Pool]()
     ready, starting, wanted = list[Workers](), list[Workers](), list[Workers]()
     for pool, known in zip(view.pools, view.known, strict=True):
-        key, n = _key(pool.name), max(planned.get(pool.name, known.desired), pool.min_workers)
-        most = max(pool.most, known.desired)  # those above a maximum that was lowered go when others answer
+        limit = view.most(pool)
+        key, n = _key(pool.name), max(planned.get(pool.name, known.desired), min(pool.min_workers, limit))
+        most = max(limit, known.desired)  # those above a maximum that was lowered go when others answer
         room.append(Pool(name=pool.name, cost_per_hour=1.0, max_workers=most, worker_memory_bytes=1))
-        if known.message and known.ready <= pool.most:
+        if known.message and known.ready <= limit:
             placed = view.with_place(known)
-            asked[pool.name] = min(pool.most, max(n, placed + 1))
-            waited_for = _workers(key, max(0, min(n, placed, pool.most) - known.ready))
+            asked[pool.name] = min(limit, max(n, placed + 1))
+            waited_for = _workers(key, max(0, min(n, placed, limit) - known.ready))
             starting += waited_for
             wanted += waited_for
             continue
         if not known.worker_rate:
             n = max(n, 1)
             if not known.ready:
-                asked[pool.name] = min(n, pool.most)
+                asked[pool.name] = min(n, limit)
                 continue
         asked[pool.name] = known.desired
         ready += _workers(key, min(known.ready, known.desired))
         starting += _workers(key, max(0, known.desired - known.ready))
-        wanted += _workers(key, min(n, pool.most))
+        wanted += _workers(key, min(n, limit))
     present = Present(ready=tuple(ready), starting=tuple(starting))
     step = next_steps({NAME: present}, {NAME: wanted}, room)[NAME]
     for w in step.start:
@@ -138,6 +162,7 @@ def with_plan(
     load: Load,
     *,
     placed: Mapping[str, int],
+    shares: Mapping[str, ClassShare],
     now: float,
     watched_since: float,
 ) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
@@ -146,38 +171,75 @@ def with_plan(
     spec, before = service.spec, service.status.pool_plan
     if not spec.pools or spec.pools[0].max_workers is None:
         return known, PoolPlanStatus()
-    view = PoolsView(
-        spec.pools,
-        known,
-        demand_of(load, now),
-        spec.latency_seconds or 0.0,
-        1 - spec.latency_share,
-        by_weight=spec.route is not None,
+    view = replace(
+        view_of(service, known, demand_of(load, now)),
         may_lower=now - watched_since >= WATCHED_SECONDS,
         placed=placed,
         answered=before.answered,
+        shares=shares,
     )
+    asked = steady_demand(before.demand, view.demand, may_lower=view.may_lower) if shares else _digits(view.demand)
     plan = plan_pools(view)
+    short = plan.answered < asked * (1 - TINY) or not plan.planned
     numbers = next_numbers(view, plan.planned)
     pools = []
     for pool, status in zip(spec.pools, known, strict=True):
-        n = plan.planned.get(pool.name, status.planned)
+        share = shares.get(pool.name)
+        n = plan.planned.get(pool.name, min(status.planned, view.most(pool)))
         desired = status.desired if pool.fixed else numbers[pool.name]
-        pools.append(replace(status, planned=n, desired=desired))
+        lacks = share is not None and share.wanted > share.most and (short or n < pool.min_workers)
+        wanted = share.wanted if lacks and share is not None else 0
+        pools.append(replace(status, planned=n, desired=desired, wanted=wanted))
     if not plan.planned:
         return tuple(pools), replace(before, reason=plan.reason or before.reason)
-    if before.reason and all(a.planned == b.planned for a, b in zip(pools, known, strict=True)):
+    same = all((a.planned, a.wanted) == (b.planned, b.wanted) for a, b in zip(pools, known, strict=True))
+    if before.reason and same and (not shares or asked == before.demand):
         return tuple(pools), before
-    demand, answered = _digits(view.demand), _digits(plan.answered)
-    return tuple(pools), PoolPlanStatus(demand, answered, round(plan.cost_per_hour, 6), plan.reason)
+    reason = "; ".join([plan.reason, *in_short(service, pools, shares)])
+    return tuple(pools), PoolPlanStatus(asked, _digits(plan.answered), round(plan.cost_per_hour, 6), reason)
 
 
-def plan_event(service: Service, pools: Sequence[PoolStatus], plan: PoolPlanStatus) -> Event | None:
-    """What people are told where the plan is another one than before."""
+def view_of(service: Service, known: tuple[PoolStatus, ...], demand: float) -> PoolsView:
+    """What a plan for a demand looks at, with nothing known of other services and of pods."""
+    spec = service.spec
+    latency, late_share = spec.latency_seconds or 0.0, 1 - spec.latency_share
+    return PoolsView(spec.pools, known, demand, latency, late_share, by_weight=spec.route is not None)
+
+
+def steady_demand(before: float, demand: float, *, may_lower: bool) -> float:
+    """What a service asks of the workers that others use too: the same until its plan would be another one, so that
+    nobody's share moves for noise."""
+    answered = demand <= before * (1 + CAUTION.spare) * (1 + TINY)
+    falls = demand * (1 + CAUTION.slack) < before * (1 - TINY) and may_lower
+    return before if before > 0 and answered and not falls else _digits(demand)
+
+
+def in_short(service: Service, pools: Sequence[PoolStatus], shares: Mapping[str, ClassShare]) -> list[str]:
+    """Of each pool that has fewer workers than the service needs because others have them, a sentence."""
+    index = {pool.name: i for i, pool in enumerate(service.spec.pools)}
+    return [
+        f"spec.pools[{index[pool.name]}] ({pool.name}) has {pool.planned} of the {pool.wanted} workers that it needs: "
+        f"WorkerClass {share.class_name} has {share.max_workers} for all services; raise its spec.maxWorkers, or give "
+        "this service another pool"
+        for pool in pools
+        if pool.wanted and (share := shares.get(pool.name)) is not None
+    ]
+
+
+def plan_event(
+    service: Service, pools: Sequence[PoolStatus], plan: PoolPlanStatus, shares: Mapping[str, ClassShare]
+) -> Event | None:
+    """What people are told where the plan is another one than before, or other services have what it needs."""
     earlier = service.status.pool_plan.reason
     before = {pool.name: pool.planned if earlier else pool.desired for pool in service.status.pools}
+    known = {pool.name: pool for pool in service.status.pools}
+    short = any(pool.wanted and not (pool.name in known and known[pool.name].wanted) for pool in pools)
+    if short and not plan.reason:  # nothing was measured yet
+        return Event(Reason.WORKER_CLASS_FULL, "; ".join(in_short(service, pools, shares)), warning=True)
     if plan == service.status.pool_plan or not plan.reason:
         return None
+    if earlier and all(p.name in known and (p.planned, 0) == (known[p.name].planned, p.wanted) for p in pools):
+        return None  # another demand, and nobody lacks a worker
     now = ", ".join(
         f"{pool.name} {pool.planned}" + (f" (was {was})" if (was := before.get(pool.name, 0)) != pool.planned else "")
         for pool in pools
@@ -189,7 +251,8 @@ def plan_event(service: Service, pools: Sequence[PoolStatus], plan: PoolPlanStat
         f"workers {'recommended' if fixed else 'planned'}: {now}; {dear}; {plan.demand:g} requests/s are asked for, "
         f"these answer {plan.answered:g} with exits off; {plan.reason}"
     )
-    return Event(Reason.POOLS_RECOMMENDED if fixed else Reason.POOLS_PLANNED, message)
+    reason = Reason.POOLS_RECOMMENDED if fixed else Reason.WORKER_CLASS_FULL if short else Reason.POOLS_PLANNED
+    return Event(reason, message, warning=short and not fixed)
 
 
 def demand_of(load: Load, now: float) -> float:
@@ -349,7 +412,8 @@ def _order(offer: _Offer) -> tuple[float, bool, float]:
 
 def _room(pool: WorkerPool, known: PoolStatus, view: PoolsView) -> int:
     """Workers that there is a place for, as far as is known."""
-    return min(pool.most, view.with_place(known)) if known.message else pool.most
+    most = view.most(pool)
+    return min(most, view.with_place(known)) if known.message else most
 
 
 def _key(pool: str) -> Key:

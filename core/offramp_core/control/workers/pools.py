@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from offramp_core.control.objects import PoolStatus, Service
-from offramp_core.control.snapshot import Worker
+from offramp_core.control.snapshot import ClassShare, Worker
 from offramp_core.control.spec import WorkerPool
 from offramp_core.control.workers.capacity import WorkerBatch, best_batch, impossible_pace, rate_anew
 
@@ -112,14 +112,16 @@ def measured_batch(workers: Sequence[Worker], model: Model | None) -> WorkerBatc
     )
 
 
-def with_numbers(service: Service) -> Service:
+def with_numbers(service: Service, shares: Mapping[str, ClassShare] | None = None) -> Service:
     """The service with the numbers of workers that the operator decided on where the spec leaves them to it; before it
     has, one in each pool, which is measured. A pool that has more than it still may keeps them until the plan lowers
-    the number: others answer first."""
+    the number: others answer first. What other services have of a pool's class, by ``shares``, is not asked for."""
     spec, known = service.spec, {pool.name: pool.desired for pool in service.status.pools}
     if all(pool.fixed for pool in spec.pools):
         return service
+    most = {name: max(share.now, known.get(name, 0)) for name, share in (shares or {}).items()}
     numbers = [max(pool.min_workers, known.get(pool.name, 1)) for pool in spec.pools]
+    numbers = [min(n, most.get(pool.name, n)) for n, pool in zip(numbers, spec.pools, strict=True)]
     pools = tuple(replace(pool, replicas=n) for pool, n in zip(spec.pools, numbers, strict=True))
     return replace(service, spec=replace(spec, pools=pools, replicas=sum(numbers)))
 

@@ -135,7 +135,7 @@ def _next_epoch(snapshot: Snapshot) -> int:
 
 def _scaled_to_zero(snapshot: Snapshot, stable: str) -> tuple[Event, ...]:
     ready = next((c for c in snapshot.service.status.conditions if c.type == ConditionType.READY), None)
-    if ready is not None and ready.reason == "ScaledToZero":
-        return ()
+    if snapshot.gathered.shares or (ready is not None and ready.reason == "ScaledToZero"):
+        return ()  # where others have all workers of a class, that is told
     kept = f"; {stable}, its proof and its records are kept" if stable else ""
     return (Event(Reason.SCALED_TO_ZERO, f"no worker is wanted any more{kept}"),)

@@ -23,11 +23,16 @@ class Classes:
     def applied(self, service: Service, memory: Memory) -> Service:
         """The service with what its class adds. Where that cannot be had, the service alone, and ``memory`` says
         why."""
-        found = self._found(service)
-        made = found if isinstance(found, Trouble) else with_class(service, found)
+        found = self._found(service.spec.class_name, "spec.worker")
+        of_pools = self._of_pools(service)
+        troubles = [each for each in (found, *of_pools.values()) if isinstance(each, Trouble)]
+        classes = {name: each for name, each in of_pools.items() if isinstance(each, WorkerClass)}
+        of_all = found if isinstance(found, WorkerClass) else None
+        made = troubles[0] if troubles else with_class(service, of_all, classes)
         before, mark = memory.class_trouble, memory.class_mark
         memory.class_trouble = made if isinstance(made, Trouble) else None
-        memory.worker_class = found if isinstance(found, WorkerClass) and memory.class_trouble is None else None
+        memory.worker_class = of_all if memory.class_trouble is None else None
+        memory.pool_classes = classes if memory.class_trouble is None else {}
         if memory.class_mark != mark:
             memory.problem = None  # what was refused is not what is asked for now
         if memory.class_trouble is not None and memory.class_trouble != before:
@@ -41,15 +46,23 @@ class Classes:
             )
         return service if isinstance(made, Trouble) else made
 
-    def _found(self, service: Service) -> WorkerClass | Trouble | None:
-        name = service.spec.class_name
+    def _of_pools(self, service: Service) -> dict[str, WorkerClass | Trouble | None]:
+        """The classes that pools name themselves, by the pool."""
+        spec = service.spec
+        return {
+            pool.name: self._found(pool.class_name, f"spec.pools[{i}]")
+            for i, pool in enumerate(spec.pools)
+            if pool.class_name != spec.class_name
+        }
+
+    def _found(self, name: str, where: str) -> WorkerClass | Trouble | None:
         if not name:
             return None
         if unreadable := self._cache.unreadable(WORKER_CLASS, ""):
-            message = f"spec.worker.className: WorkerClass {name} cannot be read: {unreadable}"
+            message = f"{where}.className: WorkerClass {name} cannot be read: {unreadable}"
             return Trouble(Reason.WORKER_CLASSES_UNREADABLE, message)
         obj = self._cache.get(WORKER_CLASS, "", name)
         if obj is None:
-            message = f"spec.worker.className: there is no WorkerClass {name}; make it, or name another one"
+            message = f"{where}.className: there is no WorkerClass {name}; make it, or name another one"
             return Trouble(Reason.WORKER_CLASS_NOT_FOUND, message)
         return WorkerClass.of(obj)

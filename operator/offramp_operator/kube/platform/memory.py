@@ -44,8 +44,10 @@ class Memory:
     templates: dict[tuple[bool, str, str], tuple[tuple[int, ModelSource, str], str | None]] = field(
         default_factory=dict
     )
-    #: The class that the pods are made of, and why the one that the spec names cannot be used.
+    #: The class that all pods are made of, those of pools by their names, and why one that the spec names cannot be
+    #: used.
     worker_class: WorkerClass | None = None
+    pool_classes: dict[str, WorkerClass] = field(default_factory=dict)
     class_trouble: Trouble | None = None
     applied: dict[str, Applied] = field(default_factory=dict)
     problem: Problem | None = None
@@ -69,8 +71,9 @@ class Memory:
 
     @property
     def class_mark(self) -> str:
-        """Differs for every content of the class in use; empty without one."""
-        return "" if self.worker_class is None else self.worker_class.mark
+        """Differs for every content of the classes in use; empty without one."""
+        of_all = () if self.worker_class is None else (self.worker_class.mark,)
+        return " ".join((*of_all, *(found.mark for found in self.pool_classes.values())))
 
 
 class Memories:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import Event, Gathered, NewConfig, NewRollout, TrainingOrder, WorkerEndpoint
 from offramp_core.control.workers.pace import Member, Standing
+from offramp_core.control.workers.pools import with_numbers
 from offramp_core.errors import InvalidSpecError
 from offramp_core.protocol import PlanDocument, SignedDocument
 from offramp_operator.kube import manifests
@@ -22,6 +23,7 @@ from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.gateway import GatewayRoutes
 from offramp_operator.kube.platform.memory import Memories, Memory
 from offramp_operator.kube.platform.plan_store import PlanStore
+from offramp_operator.kube.platform.shares import ClassShares
 from offramp_operator.kube.platform.statuses import Statuses
 from offramp_operator.kube.platform.templates import Templates
 from offramp_operator.kube.platform.trainings import Trainings
@@ -43,6 +45,8 @@ class KubePlatform:
         What the administrator decided about workers.
     instance : str
         Name of this process in Events.
+    part : callable
+        The part of every limit on all services that is this process's to give.
     clock, monotonic : callable
         Seconds since the epoch; seconds that never jump.
     """
@@ -54,6 +58,7 @@ class KubePlatform:
         *,
         workers: manifests.WorkerSettings,
         instance: str,
+        part: Callable[[], float] = lambda: 1.0,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,6 +68,7 @@ class KubePlatform:
         self._turns = TurnKeeper(clock=clock, monotonic=monotonic)
         children = Children(client, cache)
         self._classes = Classes(cache)
+        self._shares = ClassShares(cache, part=part)
         self._templates = Templates(cache, workers, self._turns)
         self._fleet = FleetReader(cache, self._templates, monotonic=monotonic)
         self._routes = GatewayRoutes(cache, children, monotonic=monotonic)
@@ -110,6 +116,10 @@ class KubePlatform:
             await self._statuses.report_invalid_spec(obj, error)
             raise
         service = self._classes.applied(service, memory)
+        shares = self._shares.of(service)
+        if shares:
+            service = with_numbers(service, shares)
+            self._shares.ask(service, {pool.name: pool.replicas for pool in service.spec.pools})
         turn = self._templates.turn(key, service, memory)
         configs = self._owned(memory, CONFIG)
         rollouts = tuple(rollout_from_manifest(child) for child in self._owned(memory, ROLLOUT))
@@ -127,6 +137,7 @@ class KubePlatform:
             template=self._templates.wanted(service, memory, trial=False) or "",
             worker_class=_class_in_use(service, memory),
             class_trouble=memory.class_trouble,
+            shares=shares,
             turn=turn,
         )
 
@@ -142,10 +153,11 @@ class KubePlatform:
     # --- whose turn it is to be changed by the administrator ---------------------------------------------
 
     def take_turns(self) -> frozenset[ServiceKey]:
-        """See whose turn it is; returns the services that are to be woken for it."""
-        if not self._turns.standing("Waiting"):
-            return frozenset()
-        woken = self._turns.woken(services=len(self.cache.names(SERVICE)))
+        """See whose turn it is, and what each may have of the classes that others use too; returns the services that
+        are to be woken for it."""
+        woken = frozenset(self._shares.woken())
+        if self._turns.standing("Waiting"):
+            woken |= self._turns.woken(services=len(self.cache.names(SERVICE)))
         for key in woken:
             self._changes[key] = self._changes.get(key, 0) + 1
         return woken
@@ -172,6 +184,7 @@ class KubePlatform:
         await self._statuses.write(service, ROLLOUT, name, status)
 
     async def write_service_status(self, service: Service, status: ServiceStatus) -> None:
+        self._shares.ask(service, {pool.name: pool.desired for pool in status.pools})
         url = status.url or manifests.service_url(service)
         await self._statuses.write(service, SERVICE, service.name, replace(status, url=url))
 

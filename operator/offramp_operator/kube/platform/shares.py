@@ -1,0 +1,196 @@
+"""Who has how many of the workers of a WorkerClass that limits them, and what each service may plan of them.
+
+All of it is read from the cache and kept until something there changes: a service at rest asks for nothing. What a
+service is about to ask for counts from the moment of the write on, so that two never take the last worker together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from offramp_core.control.objects import Service
+from offramp_core.control.snapshot import ClassShare
+from offramp_core.control.workers.class_shares import ClassUse, next_shares, uses_of
+from offramp_core.errors import InvalidArgumentError, InvalidSpecError
+from offramp_operator.kube.cache import ObjectCache
+from offramp_operator.kube.kinds import (
+    DEPLOYMENT,
+    SERVICE,
+    WORKER_CLASS,
+    Object,
+    classes_of,
+    name_of,
+    namespace_of,
+)
+from offramp_operator.kube.manifests import pool_name
+from offramp_operator.kube.platform.memory import key_of
+from offramp_operator.kube.pools import replicas_of
+from offramp_operator.kube.watch import class_users, service_key
+from offramp_operator.kube.worker_class import WorkerClass
+from offramp_operator.shell.manifests import service_from_manifest
+from offramp_operator.shell.platform import ConflictError, ServiceKey
+
+
+@dataclass(slots=True)
+class _Limited:
+    """A class with a limit: how each service uses it, and what follows, None where something has changed since."""
+
+    most: int
+    uses: dict[str, ClassUse] = field(default_factory=dict)
+    shares: dict[str, ClassShare] | None = None
+    before: Mapping[str, ClassShare] = field(default_factory=dict)
+
+
+class ClassShares:
+    """The shares of all services that this process knows.
+
+    Parameters
+    ----------
+    part : callable
+        Of the limit of every class, which is this process's to give: less than 1 where others have services of their
+        own.
+    """
+
+    def __init__(self, cache: ObjectCache, *, part: Callable[[], float] = lambda: 1.0) -> None:
+        self._cache = cache
+        self._part, self._known_part = part, 0.0
+        self._classes: dict[str, _Limited] = {}
+        self._users: dict[ServiceKey, tuple[str, ...]] = {}
+        self._asks: dict[ServiceKey, dict[str, int]] = {}
+        self._changed_classes = {name for _, name in cache.names(WORKER_CLASS)}
+        self._changed = {ServiceKey(*user) for name in self._changed_classes for user in cache.of_class(name)}
+        cache.tell(self._note)
+
+    def _note(self, obj: Object) -> None:
+        """Something has changed; most of it is about no class."""
+        if obj.get("kind") == WORKER_CLASS.name:
+            self._changed_classes.add(name_of(obj))
+            self._changed.update(class_users(obj, self._cache))
+        elif obj.get("kind") == SERVICE.name and (classes_of(obj) or service_key(obj) in self._users):
+            self._changed.add(ServiceKey(namespace_of(obj), name_of(obj)))
+        elif obj.get("kind") == DEPLOYMENT.name and (key := service_key(obj)) in self._users and key is not None:
+            self._changed.add(key)
+
+    # --- what a pass asks for ------------------------------------------------------------------------
+
+    def of(self, service: Service) -> dict[str, ClassShare]:
+        """What a service may have, by the pool; nothing of pools whose class has no limit."""
+        key = key_of(service)
+        if self._asks.pop(key, None) is not None:  # what was written is in the cache, and what was not is no more
+            self._changed.add(key)
+        self._refresh()
+        found = {}
+        for pool in service.spec.pools:
+            share = self._shares(pool.class_name).get(str(key)) if pool.class_name in self._classes else None
+            if share is not None and not pool.fixed:
+                found[pool.name] = share
+        return found
+
+    def ask(self, service: Service, pools: Mapping[str, int]) -> None:
+        """Take what a service is about to ask for, by pool.
+
+        Raises
+        ------
+        ConflictError
+            Another service has taken it since the pass began.
+        """
+        key, asked = key_of(service), dict[str, int]()
+        for pool in service.spec.pools:
+            if pool.class_name in self._classes and not pool.fixed:
+                asked[pool.class_name] = asked.get(pool.class_name, 0) + pools.get(pool.name, 0)
+        if not asked:
+            return
+        self._refresh()
+        for name, n in asked.items():
+            share = self._shares(name).get(str(key))
+            has = self._classes[name].uses.get(str(key), ClassUse("", 0)).holds
+            if share is not None and n > max(has, share.now):
+                raise ConflictError(f"another service has just taken a worker of WorkerClass {name}")
+        self._asks[key] = {pool.name: pools.get(pool.name, 0) for pool in service.spec.pools}
+        self._changed.add(key)
+
+    def woken(self) -> set[ServiceKey]:
+        """Whose share is another one than at the last call."""
+        self._refresh()
+        found = set()
+        for name, limited in self._classes.items():
+            shares = self._shares(name)
+            if shares is not limited.before:
+                for user, share in shares.items():
+                    if _matters(limited.before.get(user), share, limited.uses[user]):
+                        found.add(ServiceKey(*user.split("/", 1)))
+                limited.before = shares
+        return found
+
+    # --- what is known -------------------------------------------------------------------------------
+
+    def _shares(self, name: str) -> dict[str, ClassShare]:
+        limited = self._classes[name]
+        if limited.shares is None:
+            most = math.floor(limited.most * self._known_part + 1e-9)
+            limited.shares = next_shares(name, most, limited.uses.values())
+        return limited.shares
+
+    def _refresh(self) -> None:
+        """Read again what has changed."""
+        if self._known_part != self._part():
+            self._known_part = self._part()
+            for limited in self._classes.values():
+                limited.shares = None
+        for name in self._changed_classes:
+            obj = self._cache.get(WORKER_CLASS, "", name)
+            most = None if obj is None else WorkerClass.of(obj).max_workers
+            if most is None:
+                self._classes.pop(name, None)
+            elif name not in self._classes:
+                self._classes[name] = _Limited(most)
+                self._changed.update(ServiceKey(*user) for user in self._cache.of_class(name))
+            else:
+                self._classes[name].most, self._classes[name].shares = most, None
+        self._changed_classes.clear()
+        changed, self._changed = self._changed, set()
+        for key in changed:
+            self._read(key)
+
+    def _read(self, key: ServiceKey) -> None:
+        obj = self._cache.get(SERVICE, key.namespace, key.name)
+        named = () if obj is None else classes_of(obj)
+        for name in {*self._users.pop(key, ()), *named}:
+            if name in self._classes and name not in named:
+                self._classes[name].uses.pop(str(key), None)
+                self._classes[name].shares = None
+        if obj is None or not named:
+            self._asks.pop(key, None)
+            return
+        self._users[key] = named
+        limited = {name: self._classes[name] for name in named if name in self._classes}
+        uses = self._uses(key, obj) if limited else {}
+        for name, known in limited.items():
+            if known.uses.get(str(key)) != uses.get(name):
+                known.shares = None
+                known.uses.pop(str(key), None)
+                if name in uses:
+                    known.uses[str(key)] = uses[name]
+
+    def _uses(self, key: ServiceKey, obj: Object) -> dict[str, ClassUse]:
+        try:
+            service = service_from_manifest(obj)
+        except (InvalidSpecError, InvalidArgumentError):  # its pass says so
+            return {}
+        holds = {pool.name: pool.desired for pool in service.status.pools} or {"": service.status.workers.desired}
+        for pool in ("", *(pool.name for pool in service.spec.pools)):
+            name = pool_name(key.name, pool) if pool else key.name
+            there = self._cache.get(DEPLOYMENT, key.namespace, name)
+            holds[pool] = max(holds.get(pool, 0), replicas_of(there), self._asks.get(key, {}).get(pool, 0))
+        return uses_of(service, holds=holds, limited=self._classes)
+
+
+def _matters(before: ClassShare | None, now: ClassShare, use: ClassUse) -> bool:
+    """Whether a service has to be planned again: it has to give workers back, or may have those that it waits for."""
+    if before is None:
+        return False  # its pass has just begun
+    may = min(now.most, use.taken) != min(before.most, use.taken)
+    waits = use.holds < min(now.most, use.taken) and now.now > before.now
+    return may or waits or (now.waited_for and not before.waited_for)
