@@ -1,0 +1,124 @@
+"""What the operator makes of services and classes in its cache: who may have which worker, and who is woken."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from offramp_core.control.objects import Service
+from offramp_operator.kube.cache import ObjectCache
+from offramp_operator.kube.kinds import DEPLOYMENT, SERVICE, WORKER_CLASS, Kind, Object, uid_of
+from offramp_operator.kube.platform.shares import ClassShares
+from offramp_operator.shell.manifests import service_from_manifest
+from offramp_operator.shell.platform import ConflictError, ServiceKey
+
+VERSIONS = itertools.count(1)
+SPEC = {
+    "model": {"uri": "oci://offramp/digits:1"},
+    "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+}
+
+
+def made(kind: Kind, name: str, namespace: str = "default", **content: Any) -> Object:
+    metadata = {"name": name, "uid": f"{kind.name}-{name}", "resourceVersion": str(next(VERSIONS)), "generation": 1}
+    if not kind.cluster_scoped:
+        metadata["namespace"] = namespace
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **content}
+
+
+class World:
+    """A cache, and the shares that are read from it."""
+
+    def __init__(self, most: int | None, **has: int) -> None:
+        self.cache = ObjectCache()
+        self.limit(most)
+        for name, workers in has.items():
+            self.put(name, workers)
+        self.shares = ClassShares(self.cache)
+        assert self.shares.woken() == set()
+
+    def limit(self, most: int | None) -> None:
+        self.cache.put(WORKER_CLASS, made(WORKER_CLASS, "large", spec={} if most is None else {"maxWorkers": most}))
+
+    def put(self, name: str, workers: int, *, demand: float = 30.0) -> None:
+        pool = {"name": "fast", "desired": workers, "ready": workers, "workerRate": 10.0, "planned": workers}
+        status = {"pools": [pool | {"batchSize": 1, "batchSeconds": 0.005}], "poolPlan": {"demand": demand}}
+        pools = [{"name": "fast", "className": "large", "costPerHour": "1", "maxWorkers": 9}]
+        self.cache.put(SERVICE, made(SERVICE, name, spec={**SPEC, "pools": pools}, status=status))
+
+    def deploy(self, name: str, replicas: int) -> None:
+        owner = {"kind": "EarlyExitService", "name": name, "uid": f"EarlyExitService-{name}", "controller": True}
+        obj = made(DEPLOYMENT, f"{name}-fast", spec={"replicas": replicas})
+        obj["metadata"]["ownerReferences"] = [owner]
+        self.cache.put(DEPLOYMENT, obj)
+
+    def service(self, name: str) -> Service:
+        obj = self.cache.get(SERVICE, "default", name)
+        assert obj is not None
+        return service_from_manifest(obj)
+
+    def of(self, name: str) -> tuple[int, int]:
+        """What it may plan, and what it may ask for now."""
+        share = self.shares.of(self.service(name))["fast"]
+        return share.most, share.now
+
+
+def test_what_two_would_take_together_the_first_one_has() -> None:
+    world = World(4, a=2, b=1)
+    assert (world.of("a"), world.of("b")) == ((2, 3), (2, 2))
+    world.shares.ask(world.service("a"), {"fast": 3})
+    with pytest.raises(ConflictError, match="another service has just taken a worker of WorkerClass large"):
+        world.shares.ask(world.service("b"), {"fast": 2})
+    world.shares.ask(world.service("b"), {"fast": 1})
+    assert world.of("a")[1] == 3, "what was not written is not taken any more"
+
+
+def test_who_waits_is_woken_when_a_worker_is_given_back_and_not_before() -> None:
+    world = World(4, a=4, b=0)
+    world.deploy("a", 4)
+    assert world.of("b") == (2, 0) and world.shares.woken() <= {ServiceKey("default", "a")}
+    world.put("a", 2)
+    assert world.of("b") == (2, 0) and world.shares.woken() == set(), "its Deployment still has them"
+    world.deploy("a", 2)
+    assert world.shares.woken() == {ServiceKey("default", "b")} and world.of("b") == (2, 2)
+
+
+def test_a_service_that_asks_for_more_wakes_those_that_have_to_give_way() -> None:
+    world = World(4, a=3, b=1)
+    assert world.of("a")[0] == 2
+    world.shares.woken()
+    world.put("b", 1, demand=1.0)
+    assert world.shares.woken() == {ServiceKey("default", "a")} and world.of("a") == (3, 3)
+
+
+def test_a_limit_that_comes_changes_and_goes() -> None:
+    world = World(None, a=3, b=1)
+    assert world.shares.of(world.service("a")) == {}
+    world.limit(4)
+    assert world.of("a") == (2, 3)
+    world.limit(8)
+    assert world.of("a") == (4, 7)
+    world.limit(None)
+    assert world.shares.of(world.service("a")) == {}
+
+
+def test_a_service_that_is_gone_has_no_worker_any_more() -> None:
+    world = World(4, a=3, b=1)
+    obj = world.cache.get(SERVICE, "default", "a")
+    assert obj is not None and world.of("b") == (2, 1)
+    world.cache.remove(SERVICE, uid_of(obj))
+    assert world.of("b") == (4, 4)
+
+
+def test_a_part_of_the_services_gives_away_its_part_of_the_limit() -> None:
+    world = World(9, a=0, b=0)
+    world.shares = ClassShares(world.cache, part=lambda: 0.5)
+    assert world.of("a") == (2, 4) and sum(world.of(name)[0] for name in "ab") == 4
+
+
+def test_a_spec_that_cannot_be_read_has_no_share_and_keeps_nobody_from_theirs() -> None:
+    world = World(4, a=1)
+    world.cache.put(SERVICE, made(SERVICE, "broken", spec={"pools": [{"name": "fast", "className": "large"}]}))
+    assert world.of("a") == (4, 4)
