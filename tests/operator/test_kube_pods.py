@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION
-from offramp_operator.kube.pods import admin_url, endpoints
+from offramp_core.control.objects import StartUpTimes
+from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object
+from offramp_operator.kube.pods import admin_url, endpoint, endpoints
 
 OLD, NEW = "1111", "2222"
 
@@ -149,3 +150,33 @@ def test_restarts_of_the_pod_are_counted() -> None:
 )
 def test_the_admin_port_is_reached_by_address(ip: str, url: str | None) -> None:
     assert admin_url({"metadata": _meta("a"), "status": {"podIP": ip}}) == url
+
+
+def started(restarts: int = 0, **seconds: int) -> Object:
+    """A pod by the seconds after its creation at which each step was done."""
+    at = {name: f"2026-06-01T12:00:{second:02d}Z" for name, second in seconds.items()}
+    names = {"placed": "PodScheduled", "fetched": "Initialized", "ready": "Ready"}
+    conditions = [
+        {"type": names[step], "status": "True", "lastTransitionTime": moment}
+        for step, moment in at.items()
+        if step in names
+    ]
+    running = {"running": {"startedAt": at["started"]}} if "started" in at else {}
+    worker = {"name": "worker", "restartCount": restarts, "state": running}
+    metadata = {"name": "p", "uid": "u", "creationTimestamp": "2026-06-01T12:00:00Z"}
+    return {"metadata": metadata, "status": {"conditions": conditions, "containerStatuses": [worker]}}
+
+
+def test_a_pod_tells_how_long_each_step_of_its_start_took() -> None:
+    found = endpoint(started(placed=2, fetched=9, started=10, ready=25), current=True).startup
+    assert found is not None and (found.times, found.times.seconds) == (StartUpTimes(2.0, 7.0, 1.0, 15.0), 25.0)
+
+
+def test_a_pod_that_began_anew_or_does_not_say_tells_nothing() -> None:
+    for pod in (
+        started(restarts=1, placed=2, fetched=9, started=10, ready=25),
+        started(placed=2, fetched=9, ready=25),
+        started(placed=2, fetched=9, started=30, ready=25),
+    ):
+        assert endpoint(pod, current=True).startup is None
+    assert endpoint(started(placed=2, fetched=9, started=10), current=True).startup is None

@@ -560,6 +560,22 @@ class CapacityStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StartUpTimes:
+    """What passes until a new worker answers: until it has a node, until its bundle is there, until its container runs,
+    and until it is ready, in seconds of each; 0 in all where nobody has measured it."""
+
+    placed_seconds: float = 0.0
+    fetched_seconds: float = 0.0
+    started_seconds: float = 0.0
+    ready_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the decision to the first answer."""
+        return self.placed_seconds + self.fetched_seconds + self.started_seconds + self.ready_seconds
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """The workers of one of ``spec.pools``. ``worker_rate`` is requests per second that one of them answers within the
     latency objective with exits off in batches of ``batch_size`` in ``batch_seconds``, as measured there with ``model``
@@ -577,6 +593,7 @@ class PoolStatus:
     batch_size: int = 0
     batch_seconds: float = 0.0
     wanted: int = 0
+    startup: StartUpTimes = StartUpTimes()
 
 
 @dataclass(frozen=True, slots=True)

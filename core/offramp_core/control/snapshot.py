@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from offramp_core.control.objects import Cause, Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
+from offramp_core.control.objects import (
+    Cause,
+    Config,
+    ConfigStatus,
+    Rollout,
+    RolloutStatus,
+    Service,
+    ServiceStatus,
+    StartUpTimes,
+)
 from offramp_core.control.stable.watch import Watch
 from offramp_core.fleet import Window
 from offramp_core.plan import Plan
@@ -14,6 +23,15 @@ from offramp_core.protocol import Observations, PlanDocument, WorkerState
 from offramp_core.reasons import AnyReason, MaybeReason, Reason
 from offramp_core.records import Records
 from offramp_core.tuning import TuningOutcome, TuningRequest
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """How one worker came to answer: when it was made, and the seconds of each step (see
+    :class:`offramp_core.control.objects.StartUpTimes`)."""
+
+    created_at: float
+    times: StartUpTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +45,8 @@ class WorkerEndpoint:
     worker's leaving may cure it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it
     was made of. ``admin_url`` is None while it has no address. ``devices`` names what it asks for beside processors and
     memory, None where the platform hands out nothing; ``unhealthy`` says which of them the platform reports as that.
-    ``node`` is the machine that it runs on, where the platform has several.
+    ``node`` is the machine that it runs on, where the platform has several. ``startup`` is None where the platform does
+    not tell how long it took.
     """
 
     name: str
@@ -47,6 +66,7 @@ class WorkerEndpoint:
     devices: tuple[str, ...] | None = None
     unhealthy: str = ""
     node: str = ""
+    startup: StartUp | None = None
 
     @property
     def finds_no_place(self) -> bool:

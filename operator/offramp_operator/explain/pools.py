@@ -6,6 +6,7 @@ from typing import Any
 
 from offramp_core.control.codec import to_json
 from offramp_core.control.conditions import format_rate
+from offramp_core.control.objects import StartUpTimes
 from offramp_operator.explain.family import Family
 
 
@@ -20,10 +21,25 @@ def pool_facts(family: Family) -> list[str]:
             f"{pool.ready} of {pool.desired} workers ready",
             able if pool.worker_rate else "not measured yet",
             costs.get(pool.name, ""),
+            _startup(pool.startup),
             pool.message,
         ]
         facts.append(f"pool {pool.name}: {'; '.join(filter(None, parts))}")
     return [*facts, *_plan(family)]
+
+
+def _startup(times: StartUpTimes) -> str:
+    """How long a burst waits for a new worker."""
+    if not times.seconds:
+        return ""
+    steps = (
+        (times.placed_seconds, "to a node"),
+        (times.fetched_seconds, "for its bundle"),
+        (times.started_seconds, "for its container"),
+        (times.ready_seconds, "to load and warm up"),
+    )
+    parts = ", ".join(f"{seconds:.0f} s {what}" for seconds, what in steps if seconds >= 1)
+    return f"a new one answers after about {times.seconds:.0f} s ({parts})"
 
 
 def _plan(family: Family) -> list[str]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from itertools import pairwise
 
-from offramp_core.control.snapshot import WorkerEndpoint
+from offramp_core.control.objects import StartUpTimes
+from offramp_core.control.snapshot import StartUp, WorkerEndpoint
 from offramp_core.reasons import MaybeReason, Reason
 from offramp_operator.kube.devices import requested, shortage, unhealthy
 from offramp_operator.kube.failures import condition, containers, creation_failure, failure, reason_of
@@ -93,7 +95,26 @@ def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> Wor
         devices=requested(pod),
         unhealthy="" if ending else unhealthy(pod),
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
+        startup=startup(pod) if ready else None,
     )
+
+
+def startup(pod: Object) -> StartUp | None:
+    """How long each step took until the worker was ready; None of one that began anew, or does not say. Kubernetes
+    tells whole seconds."""
+    worker = next(iter(containers(pod)), {})
+    running = (worker.get("state") or {}).get("running") or {}
+    moments = [
+        _time(pod["metadata"].get("creationTimestamp")),
+        _time(condition(pod, "PodScheduled").get("lastTransitionTime")),
+        _time(condition(pod, "Initialized").get("lastTransitionTime")),
+        _time(running.get("startedAt")),
+        _time(condition(pod, "Ready").get("lastTransitionTime")),
+    ]
+    known = [moment.timestamp() for moment in moments if moment is not None]
+    if len(known) < len(moments) or worker.get("restartCount") or known != sorted(known):
+        return None
+    return StartUp(known[0], StartUpTimes(*(after - before for before, after in pairwise(known))))
 
 
 def admin_url(pod: Object) -> str | None:

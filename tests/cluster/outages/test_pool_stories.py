@@ -42,6 +42,7 @@ def test_a_pool_loses_its_nodes_and_the_other_serves_until_they_are_back(stage: 
     stage.send(20.0)
     stage.until("what workers of each pool can do", lambda: all(pool(stage, p).get("workerRate") for p in POOLS))
     measured = {name: pool(stage, name)["workerRate"] for name in POOLS}
+    stage.until("how long they took to start", lambda: all(sum(pool(stage, p)["startup"].values()) for p in POOLS))
     (lost,) = in_pool(stage, "fast")
 
     labeled(False)

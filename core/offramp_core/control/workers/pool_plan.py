@@ -30,7 +30,7 @@ from offramp_core.fleet import Service as Planned
 from offramp_core.reasons import Reason
 
 NAME = "service"  # each service is planned alone: its pools are its own
-STARTUP_SECONDS = 30.0  # from the decision to the first answer
+STARTUP_SECONDS = 30.0  # from the decision to the first answer, where it was not measured
 LEAST_RATE = 1e-3  # of a service that nobody asks: one worker stays, or nobody would notice that it is asked again
 RECENT_SECONDS = 60.0
 WATCHED_SECONDS = 120.0  # of requests that this process must have seen before it takes workers away
@@ -172,7 +172,7 @@ def with_plan(
     if not spec.pools or spec.pools[0].max_workers is None:
         return known, PoolPlanStatus()
     view = replace(
-        view_of(service, known, demand_of(load, now)),
+        view_of(service, known, demand_of(load, now, lead_seconds=max(map(startup_seconds, known)))),
         may_lower=now - watched_since >= WATCHED_SECONDS,
         placed=placed,
         answered=before.answered,
@@ -249,17 +249,31 @@ def plan_event(
     fixed = service.spec.pools[0].fixed
     message = (
         f"workers {'recommended' if fixed else 'planned'}: {now}; {dear}; {plan.demand:g} requests/s are asked for, "
-        f"these answer {plan.answered:g} with exits off; {plan.reason}"
+        f"these answer {plan.answered:g} with exits off; {plan.reason}{_until_then(service, pools, plan)}"
     )
     reason = Reason.POOLS_RECOMMENDED if fixed else Reason.WORKER_CLASS_FULL if short else Reason.POOLS_PLANNED
     return Event(reason, message, warning=short and not fixed)
 
 
-def demand_of(load: Load, now: float) -> float:
+def _until_then(service: Service, pools: Sequence[PoolStatus], plan: PoolPlanStatus) -> str:
+    """How long it hurts that more is asked than the workers of before answer."""
+    before, known = service.status.pool_plan, {pool.name: pool.planned for pool in service.status.pools}
+    new = [startup_seconds(pool) for pool in pools if pool.planned > known.get(pool.name, 0)]
+    if not new or not before.reason or plan.demand <= before.answered or service.spec.pools[0].fixed:
+        return ""
+    return f"; new workers answer after about {max(new):.0f} s, and until then those of before {before.answered:g}"
+
+
+def startup_seconds(pool: PoolStatus) -> float:
+    """From the decision to the first answer of a new worker."""
+    return pool.startup.seconds or STARTUP_SECONDS
+
+
+def demand_of(load: Load, now: float, *, lead_seconds: float = STARTUP_SECONDS) -> float:
     """Requests per second to plan for: what is expected by the time that a new worker answers, or the most that came in
     ten seconds of the last minute."""
     newest = (w.rate for w in load.windows if abs(now - w.ended_at) < RECENT_SECONDS)  # a clock may be set back
-    return max(predicted_rate(load.windows, now=now, lead_seconds=STARTUP_SECONDS), max(newest, default=0.0))
+    return max(predicted_rate(load.windows, now=now, lead_seconds=lead_seconds), max(newest, default=0.0))
 
 
 def _digits(value: float) -> float:
@@ -289,6 +303,7 @@ class _Planner:
         self.floor = {p.name: min(p.min_workers, self.room[p.name]) for p in view.pools}
         self.before = {p.name: min(known[p.name].planned, self.room[p.name]) for p in view.pools}
         self.present = {p.name: min(known[p.name].desired, self.room[p.name]) for p in view.pools}
+        self.startup = {name: startup_seconds(pool) for name, pool in known.items()}
         self.batch = {name: (pool.batch_size, pool.batch_seconds) for name, pool in known.items()}
         self.usable = [
             name
@@ -348,9 +363,10 @@ class _Planner:
         """Whether going over to another set earns what the change costs, and would with more demand as well."""
         more = self.view.demand * (1 + CAUTION.slack) / (1 + CAUTION.spare)
         dear = min((self._offer(s, more) for s in sets), key=_order)
-        moved = sum(abs(n - kept.planned[name]) * self.cost[name] for name, n in fresh.planned.items())
+        moved = {name: abs(n - kept.planned[name]) * self.cost[name] for name, n in fresh.planned.items()}
+        change = sum(cost * self.startup[name] for name, cost in moved.items())
         earned = (kept.cost - fresh.cost) * CAUTION.horizon_seconds
-        return not dear.unmet and dear.cost < kept.cost and earned > moved * STARTUP_SECONDS
+        return not dear.unmet and dear.cost < kept.cost and earned > change
 
     def _offer(self, names: Iterable[str], demand: float, *, keep: bool = False) -> _Offer:
         names = list(names)
@@ -398,7 +414,7 @@ class _Planner:
             worker_rate=rate,
             certified_disagreement=0.0,
             memory_bytes=0,
-            startup_seconds=STARTUP_SECONDS,
+            startup_seconds=self.startup[name],
         )
 
     def _pool(self, name: str) -> Pool:

@@ -17,6 +17,7 @@ from offramp_core.control.objects import PoolStatus, Service
 from offramp_core.control.snapshot import ClassShare, Worker
 from offramp_core.control.spec import WorkerPool
 from offramp_core.control.workers.capacity import WorkerBatch, best_batch, impossible_pace, rate_anew
+from offramp_core.control.workers.startup import next_startup
 
 BATCH_SHARE = 0.25  # of the objective, which leaves half of it for waiting where two batches come before
 MOST_WEIGHT = 1000  # of a pool among those that a Gateway shares requests among
@@ -56,7 +57,7 @@ def next_pools(
         own = [w for w in workers if w.endpoint.pool == pool.name]
         earlier = known.get(pool.name, PoolStatus(pool.name))
         if model is not None and earlier.model != model.digest:
-            earlier = PoolStatus(pool.name, planned=earlier.planned)
+            earlier = PoolStatus(pool.name, planned=earlier.planned, startup=earlier.startup)
         earlier = _measured(earlier, measured_batch([w for w in own if w.endpoint.name not in doubted], model))
         ready = sum(w.endpoint.ready for w in own)
         lacking = next((w.endpoint.failure for w in own if w.endpoint.finds_no_place), "")
@@ -67,6 +68,7 @@ def next_pools(
                 ready=ready,
                 model=(earlier.model if model is None else model.digest) if earlier.worker_rate else "",
                 message=lacking if ready < pool.replicas else "",
+                startup=next_startup(earlier.startup, (w.endpoint.startup for w in own)),
                 planned=0 if pool.max_workers is None else _planned(pool, known.get(pool.name)),
             )
         )
