@@ -84,8 +84,8 @@ def with_class(
         worker, pools = _both(of_all, spec.worker), []
         for i, pool in enumerate(spec.pools):
             where, own = f"spec.pools[{i}]", of_pools.get(pool.name)
-            if own is not None and (said := next((name for name in ADMINISTRATORS if own.fields.get(name)), "")):
-                return _only_for_all(own.name, where, said)
+            if own is not None and (field := next((name for name in ADMINISTRATORS if own.fields.get(name)), "")):
+                return _only_for_all(own.name, where, field)
             pools.append(replace(pool, worker=_both(_for_services(own), _both(of_all, pool.worker))))
     except ContradictionError as error:
         return _contradiction(" or ".join(c.name for c in (found, *of_pools.values()) if c), f"{where}.{error}")
