@@ -291,7 +291,7 @@ def test_a_plan_is_told_against_the_workers_that_there_were() -> None:
 
     def told(before: PoolPlanStatus, *known: PoolStatus) -> str:
         status = ServiceStatus(pools=known, pool_plan=before)
-        event = plan_event(Service("default", "digits", "uid", 1, spec, status), now, plan)
+        event = plan_event(Service("default", "digits", "uid", 1, spec, status), now, plan, {})
         assert event is not None
         return event.message
 

@@ -116,7 +116,7 @@ def next_numbers(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
     asked = {name: min(n, most.get(name, n)) for name, n in asked.items()}
     if waits:  # and who waits for each other's workers makes way, one at a time
         for name, share in view.shares.items():
-            if share.waited_for and asked[name] > max(planned.get(name, asked[name]), 0):
+            if share.waited_for and asked[name] > planned.get(name, asked[name]):
                 asked[name] -= 1
                 break
     return asked
