@@ -164,7 +164,7 @@ def _spent(asked: Asked, pid: int, x: Any) -> dict[str, float]:
 def outage(site: Site, x: Any, *, seconds: float, offline: str, console: Console) -> dict[str, Any]:
     """The uplink is cut for so long while a client goes on asking."""
     site.link.shape(OUTAGE_MBIT)
-    told: dict[str, int] = {"asked": 0, "answered": 0, "offline": 0, "refused": 0, "other": 0}
+    told: dict[str, int] = {"asked": 0, "answered": 0, "answered_offline": 0, "refused": 0, "other": 0}
     longest, sent_again = 0.0, None
     with ExitStack() as stack:
         settings = {"OFFRAMP_RESIDUE": "Input", "OFFRAMP_OFFLINE": offline, **site.of_core}
@@ -181,7 +181,7 @@ def outage(site: Site, x: Any, *, seconds: float, offline: str, console: Console
             parameters = reply.get("parameters", {})
             told["asked"] += 1
             told["answered"] += status == 200
-            told["offline"] += bool(parameters.get("offline"))
+            told["answered_offline"] += bool(parameters.get("offline"))
             told["refused"] += status == 503 and "is out of reach" in reply["error"]
             told["other"] += status not in (200, 503)
             if mended and sent_again is None and parameters.get("exit") == "final":

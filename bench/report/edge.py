@@ -44,7 +44,8 @@ def goals(results: Results) -> Iterator[Goal]:
 
 def _counts(each: dict[str, Any]) -> str:
     return (
-        f"{each['answered']:,} of {each['asked']:,} answered ({each['offline']:,} offline), {each['refused']:,} refused"
+        f"{each['answered']:,} of {each['asked']:,} answered ({each['answered_offline']:,} offline), "
+        f"{each['refused']:,} refused"
     )
 
 
