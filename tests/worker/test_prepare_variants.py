@@ -192,6 +192,20 @@ def test_channels_inside_of_blocks_go_and_the_next_layer_makes_up_for_them(
     assert lost(reader.matrix) < 0.9 * lost(whole[rows_left])
 
 
+def test_weights_that_an_old_file_lists_as_inputs_are_fixed_and_can_be_pruned(
+    graph: onnx.ModelProto, network: Backbone, rows: np.ndarray, tmp_path: Path
+) -> None:
+    old = onnx.ModelProto()
+    old.CopyFrom(graph)
+    old.ir_version = 3
+    old.graph.input.extend(helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in old.graph.initializer)
+    onnx.save(old, tmp_path / "old.onnx")
+    read = load_backbone(str(tmp_path / "old.onnx"), rows)
+    moments = input_moments(read.model, layers_of(read.model), rows, read.input, threads=1)
+    thin, _ = pruned(read.model, moments, share=0.5, keep=())
+    assert run(thin, rows).shape == run(network.model, rows).shape
+
+
 def test_depthwise_convolutions_lose_the_channels_of_the_layers_around_them() -> None:
     random = np.random.default_rng(0)
 

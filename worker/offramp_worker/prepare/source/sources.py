@@ -53,6 +53,7 @@ from offramp_worker.prepare.source.tokens import (
 SAMPLE_ROWS = 16
 LOGITS_RTOL = 1e-3  # of the largest logit; folding batch normalisation moves the last bits
 MAX_INPUTS = 3  # ids, mask, token types
+FIXED_WEIGHTS_VERSION = 4  # of the format: from it on a weight need not be an input
 OLDEST_OPSET = 13  # whose ReduceSum and Unsqueeze read their axes as inputs, as the nodes added here have them
 PROGRAM_TYPES = ("float32", "float16", "uint8")  # of a program's one input that is no token ids
 # Of a model's one input that is no token ids: what the protocol calls it.
@@ -234,7 +235,18 @@ def _from_onnx(path: Path) -> onnx.ModelProto:
         raise
     except Exception as error:  # protobuf's and onnx's errors share no base but Exception
         raise InvalidArgumentError(f"model {path} is not a valid ONNX file: {_line(error)}") from error
+    _make_weights_constant(model)
     return model
+
+
+def _make_weights_constant(model: onnx.ModelProto) -> None:
+    """Before version 4 of the format every weight is an input too, which may be given another value: exits need them
+    fixed, and who changes a weight's shape would have to change both."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    given = [value for value in model.graph.input if value.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(given)
+    model.ir_version = max(model.ir_version, FIXED_WEIGHTS_VERSION)
 
 
 def _load_external(model: onnx.ModelProto, path: Path) -> None:
@@ -395,8 +407,7 @@ def _checked(
     own_exits: tuple[str, ...],
     task: TaskSpec | None,
 ) -> Backbone:
-    constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in constants]
+    inputs = list(model.graph.input)
     tokens = takes_tokens(inputs)
     if (len(inputs) != 1 and not tokens) or not model.graph.output:
         raise ModelRefusedError(
@@ -454,8 +465,7 @@ def _in_single_precision(model: onnx.ModelProto, sample: InputArray) -> onnx.Mod
     if not has_halves(model):
         return model
     single = in_single_precision(model)
-    constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in constants]
+    inputs = model.graph.input
     if len(inputs) == 1 and inputs[0].type.tensor_type.elem_type in PLAIN:
         _, rows = _plain_input(inputs[0], sample[:1])
         answers = (_run_all(each, {inputs[0].name: rows}) for each in (single, model))
@@ -573,8 +583,7 @@ def _check_shape(source: onnx.ValueInfoProto, sample: InputArray) -> None:
 
 def _free_batch_axis(model: onnx.ModelProto) -> None:
     """Make the batch axis dynamic in the declarations of inputs and outputs."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    for value in (*(v for v in model.graph.input if v.name not in constants), *model.graph.output):
+    for value in (*model.graph.input, *model.graph.output):
         if len(value.type.tensor_type.shape.dim):
             value.type.tensor_type.shape.dim[0].Clear()
             value.type.tensor_type.shape.dim[0].dim_param = "batch"
