@@ -334,9 +334,7 @@ def control_loop(results: Results) -> list[Goal]:
     """Rollouts and years through the whole loop; met where 5,000 rollouts do not refute the promise."""
     found = results.get("control")
     if found is None:
-        return [
-            Goal("the whole control loop keeps its promises in >= 5,000 rollouts each", MISSING, "bench.control", None)
-        ]
+        return [Goal("control loop", MISSING, "bench.control", None)]
     return [
         Goal(
             f"control loop: {row['promise']}",
