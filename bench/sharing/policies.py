@@ -21,6 +21,7 @@ from offramp_core.sharing import QUANTUM_SECONDS, Claim, Shares, next_turn
 MODELS, LOAD, FLOOD, SECONDS, RUNS = 12, 0.6, 10.0, 60.0, 5
 FLOODING = f"m{MODELS // 2}"
 FIXED, ROW, MOST_ROWS = 0.0005, 0.002, 32
+BATCHES = [0.0, *(FIXED + ROW * rows for rows in range(1, MOST_ROWS + 1))]
 REFUSED_AFTER = 0.8  # of the objective
 #: Arrival times of the requests that wait, by model.
 Queues = Mapping[str, deque[float]]
@@ -65,7 +66,8 @@ class Ours:
         name = next_turn(
             {name: Claim(queue[0] + OBJECTIVE_SECONDS) for name, queue in waiting.items()}, self.shares, now=now
         )
-        most = self.shares.longest_batch(name, now=now, others_wait=len(waiting) > 1)
+        turn = self.shares.turn_of(name, now=now, others_wait=len(waiting) > 1)
+        most = BATCHES[turn.rows(BATCHES)]
         seconds = _seconds(len(waiting[name]), most)
         self.shares = self.shares.after(name, seconds, now=now + seconds)
         return name, most

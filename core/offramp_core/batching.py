@@ -288,6 +288,21 @@ def rows_within(profile: Profile, *, seconds: float) -> int:
     return max((n for n in range(1, MAX_BATCH + 1) if by_rows[n] <= seconds), default=0)
 
 
+def thrifty_rows(seconds: Sequence[float], *, dearer: float) -> int:
+    """The smallest batch whose rows take at most ``dearer`` times what those of the best batch take. Who comes while a
+    larger one runs waits longer, and little is gained by it.
+
+    Parameters
+    ----------
+    seconds : sequence of float
+        Of batches of 0, 1, ... rows, as :func:`exact_seconds` has them.
+    dearer : float
+        From 1 on.
+    """
+    by_row = [each / rows for rows, each in enumerate(seconds) if rows]
+    return next(rows for rows, each in enumerate(by_row, 1) if each <= dearer * min(by_row))
+
+
 def batch_cap(profile: Profile, *, latency_seconds: float | None) -> int:
     """Largest batch, 1 to ``MAX_BATCH``, whose exact execution takes at most half of what the latency objective
     allows."""

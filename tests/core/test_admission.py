@@ -24,7 +24,16 @@ from offramp_core.admission import (
     due_after,
     forecast,
 )
-from offramp_core.batching import MAX_BATCH, OfframpBatching, batch_cap, batching, exact_seconds, in_turn, rows_within
+from offramp_core.batching import (
+    MAX_BATCH,
+    OfframpBatching,
+    batch_cap,
+    batching,
+    exact_seconds,
+    in_turn,
+    rows_within,
+    thrifty_rows,
+)
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.errors import InvalidArgumentError
 
@@ -48,6 +57,12 @@ def test_the_batch_cap_leaves_half_of_the_latency_for_waiting() -> None:
     assert batch_cap(profile(), latency_seconds=0.2) == 10
     assert batch_cap(profile(), latency_seconds=0.001) == 1
     assert rows_within(profile(), seconds=0.001) == 0
+
+
+def test_a_batch_is_thrifty_once_more_rows_would_hardly_be_cheaper() -> None:
+    assert thrifty_rows(exact_seconds(profile()), dearer=1.01) == 1, "ten rows take as long as ten single ones"
+    assert thrifty_rows([0.0] + [0.01] * 32, dearer=1.2) == 27, "all take as long, and a 27th is 1.2 times a 32nd"
+    assert thrifty_rows([0.0] + [0.004 + 0.001 * rows for rows in range(1, 33)], dearer=1.2) == 12
 
 
 def test_without_an_objective_the_limit_stays_where_it_is() -> None:

@@ -11,8 +11,8 @@ import pytest
 from engines import new_engine
 from processes import eventually
 
-from offramp_core.batching import rows_within
-from offramp_core.sharing import QUANTUM_SECONDS, SURPLUS_SECONDS, WINDOW_SECONDS, Claim
+from offramp_core.batching import exact_seconds
+from offramp_core.sharing import WINDOW_SECONDS, Claim, Turn
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.turns import SharedExecutor, SharedTurn
@@ -92,18 +92,34 @@ def test_batches_are_shorter_the_more_they_keep_others_waiting(clock: Clock) -> 
     executor = SharedExecutor({"flood": 1.0, "other": 1.0}, clock=clock)
     line, flood, other = Line(executor, clock), executor.turn("flood"), executor.turn("other")
     with flood:
-        assert flood.longest_batch == math.inf
+        assert flood.now is Turn.ALONE, "nobody else is there"
         line.wait("other", due=1.0, seconds=0.01)
-        assert flood.longest_batch == QUANTUM_SECONDS
+        assert flood.now is Turn.QUANTUM
         clock.now += WINDOW_SECONDS
     line.join()
     with flood:
-        assert flood.longest_batch == SURPLUS_SECONDS, "it had nearly all of the time"
+        assert flood.now is Turn.SURPLUS, "it had nearly all of the time"
     with other:
-        assert other.longest_batch == math.inf
-        clock.now += 100 * WINDOW_SECONDS
-    with flood:
-        assert flood.longest_batch == math.inf, "what it had is forgotten"
+        assert other.now is Turn.QUANTUM, "the flood may come back any time"
+        clock.now += 10 * WINDOW_SECONDS
+    with other:
+        assert other.now is Turn.ALONE, "it has not for long"
+
+
+def test_the_event_loop_runs_nobody_while_the_executor_is_busy(clock: Clock) -> None:
+    """Meanwhile it reads, and so whose turn it is decides, not whose request came first."""
+    executor = SharedExecutor({"a": 1.0, "b": 1.0}, clock=clock)
+    turn = executor.turn("a")
+    for _ in range(20):
+        assert turn.acquire(blocking=False)
+        clock.now += 0.4 * WINDOW_SECONDS / 20
+        turn.release()
+        clock.now += 0.6 * WINDOW_SECONDS / 20
+    with turn:
+        clock.now += 0.4 * WINDOW_SECONDS
+    assert not turn.acquire(blocking=False) and not executor.turn("b").acquire(blocking=False)
+    clock.now += 2 * WINDOW_SECONDS
+    assert turn.acquire(blocking=False)
 
 
 def test_a_turn_is_there_at_once_where_nobody_runs_and_not_where_somebody_does() -> None:
@@ -122,11 +138,23 @@ def test_a_batch_that_fails_gives_its_turn_back() -> None:
     assert executor.try_take("a")
 
 
+class Always(SharedTurn):
+    """A turn that is always of one kind."""
+
+    def __init__(self, executor: SharedExecutor, name: str, turn: Turn) -> None:
+        super().__init__(executor, name)
+        self._turn = turn
+
+    @property
+    def now(self) -> Turn:
+        return self._turn
+
+
 @pytest.fixture
 def pair(bundle: Bundle, sessions: Sessions) -> Any:
     """An engine on a shared executor, what it has answered, and the turn of another."""
     executor, answered = SharedExecutor({"a": 1.0, "b": 1.0}), list[Ticket]()
-    engine = new_engine(bundle, sessions, deliver=answered.extend, turn=executor.turn("a"))
+    engine = new_engine(bundle, sessions, deliver=answered.extend, turn=Always(executor, "a", Turn.ALONE))
     engine.start()
     yield engine, answered, executor.turn("b")
     engine.close()
@@ -144,18 +172,10 @@ def test_what_comes_while_another_engine_runs_is_one_batch_when_the_turn_comes(p
     assert (counts.requests, counts.batches) == (6, 1)
 
 
-class Contended(SharedTurn):
-    """A turn for which somebody always waits."""
-
-    @property
-    def longest_batch(self) -> float:
-        return QUANTUM_SECONDS
-
-
 def test_batches_are_short_while_others_wait(bundle: Bundle, sessions: Sessions) -> None:
-    most = max(1, rows_within(bundle.profile, seconds=QUANTUM_SECONDS))
+    most = Turn.QUANTUM.rows(exact_seconds(bundle.profile))
     executor, answered = SharedExecutor({"a": 1.0}), list[Ticket]()
-    engine = new_engine(bundle, sessions, deliver=answered.extend, turn=Contended(executor, "a"))
+    engine = new_engine(bundle, sessions, deliver=answered.extend, turn=Always(executor, "a", Turn.QUANTUM))
     engine.start()
     engine.submit(bundles.inputs(3 * most + 1), never_exit=False)
     eventually(lambda: answered, what="the answer")

@@ -9,16 +9,16 @@ Workers import this package, and their images have no SciPy: what needs that is 
 """
 
 from offramp_core.sharing.eviction import Held, Popularity, evicted
-from offramp_core.sharing.turns import QUANTUM_SECONDS, SURPLUS_SECONDS, WINDOW_SECONDS, Claim, Shares, next_turn
+from offramp_core.sharing.turns import QUANTUM_SECONDS, WINDOW_SECONDS, Claim, Shares, Turn, next_turn
 
 __all__ = [
     "QUANTUM_SECONDS",
-    "SURPLUS_SECONDS",
     "WINDOW_SECONDS",
     "Claim",
     "Held",
     "Popularity",
     "Shares",
+    "Turn",
     "evicted",
     "next_turn",
 ]

@@ -10,21 +10,47 @@ batches, since a batch that runs is waited for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import accumulate
 
+from offramp_core.batching import thrifty_rows
 from offramp_core.errors import InvalidArgumentError
 
 #: How long what a model has had of the executor counts: it decays by 1/e in this time.
 WINDOW_SECONDS = 0.5
 #: Of the executor's time; as long as all together take less, nobody takes too much.
 NEARLY_FULL = 0.8
-#: The longest batch that is begun while another model waits.
-QUANTUM_SECONDS = 0.02
-#: The longest batch of a model that takes too much.
-SURPLUS_SECONDS = 0.004
+#: Of the executor's time; as long as all together take less, it is mostly idle.
+SPARE = 0.5
+#: The longest batch that is begun where other models use the executor, and what its rows may take, times those of the
+#: best batch, so that it is a shorter one.
+QUANTUM_SECONDS, QUANTUM_DEARER = 0.02, 1.1
+#: The same of a model that takes too much.
+SURPLUS_SECONDS, SURPLUS_DEARER = 0.004, 1.2
 _FORGOTTEN_SECONDS = 1e-4
+
+
+class Turn(Enum):
+    """Which batch a model may run now."""
+
+    #: Nobody else uses the executor.
+    ALONE = "alone"
+    #: Others use it.
+    QUANTUM = "quantum"
+    #: They do, and the model takes too much.
+    SURPLUS = "surplus"
+
+    def rows(self, seconds: Sequence[float]) -> int:
+        """The most rows, where batches of 0, 1, ... rows take so many ``seconds``; one at least."""
+        if self is Turn.ALONE:
+            return len(seconds) - 1
+        most, dearer = (
+            (SURPLUS_SECONDS, SURPLUS_DEARER) if self is Turn.SURPLUS else (QUANTUM_SECONDS, QUANTUM_DEARER)
+        )
+        within = sum(each <= most for each in seconds[1:])
+        return max(1, min(within, thrifty_rows(seconds, dearer=dearer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +103,16 @@ class Shares:
             rest -= each * own
         return level
 
-    def longest_batch(self, name: str, *, now: float, others_wait: bool) -> float:
-        """Seconds that a batch of a model may take, infinite where it would keep nobody waiting."""
-        if self.of(name, now=now) > self.level(now=now) and len(self.used) > 1:
-            return SURPLUS_SECONDS
-        return QUANTUM_SECONDS if others_wait else math.inf
+    def idles(self, *, now: float) -> bool:
+        """Whether the executor has mostly been idle of late."""
+        return sum(self.used.values()) * self._left(now) <= SPARE * WINDOW_SECONDS
+
+    def turn_of(self, name: str, *, now: float, others_wait: bool) -> Turn:
+        """What a batch of a model may take. Who has used the executor of late may come back while the batch runs, and
+        then waits for it."""
+        if not (others_wait or self.used.keys() - {name}):
+            return Turn.ALONE
+        return Turn.SURPLUS if self.of(name, now=now) > self.level(now=now) else Turn.QUANTUM
 
     def _left(self, now: float) -> float:
         return math.exp(-max(0.0, now - self.at) / WINDOW_SECONDS)

@@ -26,7 +26,7 @@ from offramp_core.admission import Pace, QueueAdmission
 from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.plan import exits_off_plan
 from offramp_core.reasons import RequestOutcome
-from offramp_core.sharing import QUANTUM_SECONDS, SURPLUS_SECONDS, Claim
+from offramp_core.sharing import Claim, Turn
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.edge.desk import EdgeDesk
@@ -378,8 +378,8 @@ def _thread(engine: Engine, turn: SharedTurn | None) -> threading.Thread:
 def _run_in_turn(engine: Engine, turn: SharedTurn) -> None:
     """The thread of an engine that shares its executor: a batch is cut once its turn has come, and is a short one where
     it keeps others waiting. Audits are work that nobody waits for."""
-    batcher, desk, profile = engine._batcher, engine._desk, engine.bundle.profile
-    most = {seconds: max(1, rows_within(profile, seconds=seconds)) for seconds in (QUANTUM_SECONDS, SURPLUS_SECONDS)}
+    batcher, desk, seconds = engine._batcher, engine._desk, exact_seconds(engine.bundle.profile)
+    most = {turn: turn.rows(seconds) for turn in Turn}
     while True:
         idle = len(desk) == 0 or engine._audits_wait
         claim = batcher.claim(wait=idle)
@@ -389,7 +389,7 @@ def _run_in_turn(engine: Engine, turn: SharedTurn) -> None:
                 return
             continue
         with turn.claimed(claim or AUDITS):
-            batch = batcher.take(wait=False, most=most.get(turn.longest_batch, sys.maxsize))
+            batch = batcher.take(wait=False, most=most[turn.now])
             if batch is not None:
                 engine._run_batch(batch)
             elif not idle and not engine._abandon_audits:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from offramp_core.sharing import Claim, Shares, next_turn
+from offramp_core.sharing import Claim, Shares, Turn, next_turn
 
 AT_ONCE = Claim(due=-math.inf)  # of a probe, which tells whether an engine still works
 
@@ -46,11 +46,11 @@ class SharedExecutor:
             self._shares = replace(self._shares, weights={**self._shares.weights, name: weight})
             self.seconds.setdefault(name, 0.0)
 
-    def longest_batch(self, name: str) -> float:
-        """Seconds that a batch of this engine, which has the turn, may take."""
+    def turn_of(self, name: str) -> Turn:
+        """What a batch of this engine, which has the turn, may take."""
         with self._lock:
             others_wait = any(other != name for other in self._waiting)
-            return self._shares.longest_batch(name, now=self._clock(), others_wait=others_wait)
+            return self._shares.turn_of(name, now=self._clock(), others_wait=others_wait)
 
     def take(self, name: str, claim: Claim) -> None:
         """Wait for a turn."""
@@ -63,9 +63,10 @@ class SharedExecutor:
         mine.granted.wait()
 
     def try_take(self, name: str) -> bool:
-        """A turn, if nobody runs."""
+        """A turn for the event loop's thread: if nobody runs, and hardly anybody has of late. Requests that the loop
+        does not read while it runs one model wait in the order in which they came, whosever turn it is."""
         with self._lock:
-            if self._holder is not None:
+            if self._holder is not None or not self._shares.idles(now=self._clock()):
                 return False
             self._grant(name)
             return True
@@ -99,9 +100,9 @@ class SharedTurn:
         self._executor, self._name = executor, name
 
     @property
-    def longest_batch(self) -> float:
-        """Seconds that a batch may take now that this engine has the turn; infinite where it keeps nobody waiting."""
-        return self._executor.longest_batch(self._name)
+    def now(self) -> Turn:
+        """What a batch may take now that this engine has the turn."""
+        return self._executor.turn_of(self._name)
 
     @contextmanager
     def claimed(self, claim: Claim) -> Iterator[None]:
