@@ -46,9 +46,7 @@ class Turn(Enum):
         """The most rows, where batches of 0, 1, ... rows take so many ``seconds``; one at least."""
         if self is Turn.ALONE:
             return len(seconds) - 1
-        most, dearer = (
-            (SURPLUS_SECONDS, SURPLUS_DEARER) if self is Turn.SURPLUS else (QUANTUM_SECONDS, QUANTUM_DEARER)
-        )
+        most, dearer = (SURPLUS_SECONDS, SURPLUS_DEARER) if self is Turn.SURPLUS else (QUANTUM_SECONDS, QUANTUM_DEARER)
         within = sum(each <= most for each in seconds[1:])
         return max(1, min(within, thrifty_rows(seconds, dearer=dearer)))
 

@@ -1,6 +1,7 @@
 """The engine: sessions, batches, arms, exits, audits and what is counted. Knows no HTTP.
 
 engine.py   takes turns: one batch, audit or probe at a time
+in_turn.py  the same where engines share their executor
 options.py  its settings, in one object
 vitals.py   whether the executor still works
 

@@ -26,7 +26,6 @@ from offramp_core.admission import Pace, QueueAdmission
 from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.plan import exits_off_plan
 from offramp_core.reasons import RequestOutcome
-from offramp_core.sharing import Claim, Turn
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.edge.desk import EdgeDesk
@@ -44,6 +43,7 @@ from offramp_worker.engine.execution.pace import measured_pace
 from offramp_worker.engine.execution.ramp_sets import HeldSets
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.turns import SharedTurn
+from offramp_worker.engine.in_turn import InTurn
 from offramp_worker.engine.options import EngineOptions
 from offramp_worker.engine.queue.batcher import Batch, Batcher
 from offramp_worker.engine.queue.cache import PredictionCache
@@ -64,7 +64,6 @@ from offramp_worker.metrics import Metrics
 
 Array = npt.NDArray[Any]
 
-AUDITS = Claim(due=math.inf)
 INLINE_SECONDS = 0.01  # a caller of `serve` may be kept this long: an event loop that also answers health checks
 
 
@@ -122,10 +121,11 @@ class Engine:
         self._forwarding = None if edge is None else _forwarding(self, edge, options)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = turn or threading.Lock()  # held while a batch, an audit or a probe runs
-        self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
+        self._shared = None if turn is None else InTurn(self, turn, loop_rows=self._inline_rows)
+        self.vitals = Vitals(probe=partial(_probe, self), recovered=self._batcher.wake, lost=lost)
         self._batches, self.pace = 0, 0.0
         self._abandon_audits = False
-        self._thread = _thread(self, turn)
+        self._thread = _thread(self)
         self._utility = _show(self)
 
     # --- called from other threads --------------------------------------------------------------
@@ -225,7 +225,10 @@ class Engine:
 
     def serve(self) -> None:
         """See to what is queued: run it here if the engine is idle and the batch short, else wake the engine's
-        thread."""
+        thread. Of engines that share one processor the caller's event loop runs one at a time."""
+        if self._shared is not None and self._shared.in_loop:
+            self._shared.ask()
+            return
         if self._batcher.rows <= self._inline_rows and self._turn.acquire(blocking=False):
             try:
                 batch = None if self._desk.pressing else self._batcher.take(wait=False)
@@ -310,10 +313,6 @@ class Engine:
         """While the executor fails, an audit would be lost, and count against its plan. An edge's core runs them."""
         return bool(self.vitals.trouble) and not self._batcher.closed and self._forwarding is None
 
-    def _probe(self, rows: int) -> None:
-        with self._turn:
-            self._executor.probe(rows)
-
     def _run_batch(self, batch: Batch) -> None:
         active = self.arms.active
         number = self._batches
@@ -370,32 +369,14 @@ class Engine:
         return self.arms.held_back(active, runtime, number)
 
 
-def _thread(engine: Engine, turn: SharedTurn | None) -> threading.Thread:
-    run = engine._run if turn is None else partial(_run_in_turn, engine, turn)
+def _thread(engine: Engine) -> threading.Thread:
+    run = engine._run if engine._shared is None else engine._shared.run
     return threading.Thread(target=run, name="engine", daemon=True)
 
 
-def _run_in_turn(engine: Engine, turn: SharedTurn) -> None:
-    """The thread of an engine that shares its executor: a batch is cut once its turn has come, and is a short one where
-    it keeps others waiting. Audits are work that nobody waits for."""
-    batcher, desk, seconds = engine._batcher, engine._desk, exact_seconds(engine.bundle.profile)
-    most = {turn: turn.rows(seconds) for turn in Turn}
-    while True:
-        idle = len(desk) == 0 or engine._audits_wait
-        claim = batcher.claim(wait=idle)
-        engine._replies.give_up(batcher.given_up())
-        if claim is None and (idle or engine._abandon_audits):
-            if batcher.finished:
-                return
-            continue
-        with turn.claimed(claim or AUDITS):
-            batch = batcher.take(wait=False, most=most[turn.now])
-            if batch is not None:
-                engine._run_batch(batch)
-            elif not idle and not engine._abandon_audits:
-                desk.step()
-            if desk.pressing and not engine._audits_wait:
-                desk.step()
+def _probe(engine: Engine, rows: int) -> None:
+    with engine._turn:
+        engine._executor.probe(rows)
 
 
 def _batcher(bundle: Bundle, options: EngineOptions, clock: Callable[[], float]) -> Batcher:

@@ -6,6 +6,7 @@ serve.py       the process: ports, one event loop, one executor
 repository.py  which models are in memory
 pooled.py      the same in a pool, where models come and go
 delivered.py   which those are, as the operator says
+looped.py      with one processor the event loop takes turns itself
 model.py       one of the models: loaded or not, who waits for it, its own doors
 room.py        what models take in memory, and which leave for others
 expected.py    how long a request would wait for its model

@@ -26,6 +26,7 @@ from offramp_worker.logs import log_event
 from offramp_worker.main import until_pulled
 from offramp_worker.shared.expected import expected_seconds
 from offramp_worker.shared.loading import WithinTime
+from offramp_worker.shared.looped import LoopTurns
 from offramp_worker.shared.model import Doors, Model, Waiting
 from offramp_worker.shared.room import AUDIT_SECONDS, LEAVE_SECONDS, kept_bytes, leaving_for, leaving_of, wanted_bytes
 from offramp_worker.shared.settings import SharedSettings, bundle_bytes
@@ -56,6 +57,7 @@ class Repository:
         self.settings, self.tracing, self._on_lost = settings, tracing, on_lost
         self._loop = asyncio.get_running_loop()
         self.executor = SharedExecutor({given.name: given.share for given in settings.models})
+        self._ask = LoopTurns(self.executor).ask if settings.process.threads == 1 else None
         self.models = {given.name: Model(given, self._doors) for given in settings.models}
         self.bodies = ByteBudget(settings.process.max_bodies_bytes)
         self._ended: asyncio.Future[None] = self._loop.create_future()  # loads are not waited for any longer
@@ -68,7 +70,7 @@ class Repository:
         def lost() -> None:
             self._loop.call_soon_threadsafe(self._lost, model)
 
-        settings, turn = model.given.settings, self.executor.turn(model.name)
+        settings, turn = model.given.settings, self.executor.turn(model.name, ask=self._ask)
         return Doors(settings, turn, tracing=self.tracing, on_lost=lost, again=model.again)
 
     @property

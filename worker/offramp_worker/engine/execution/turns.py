@@ -1,5 +1,6 @@
 """One executor for several engines: whoever has the turn runs. Whose turn is next says
-:mod:`offramp_core.sharing.turns`; here are the lock, the clock and those who wait."""
+:mod:`offramp_core.sharing.turns`; here are the lock, the clock and those who wait: threads of engines, and the event
+loop's thread, which asks for several engines at once and must not sleep."""
 
 from __future__ import annotations
 
@@ -10,10 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from offramp_core.sharing import Claim, Shares, Turn, next_turn
 
+if TYPE_CHECKING:
+    from offramp_worker.engine.in_turn import InTurn
+
+Ask = Callable[[str, "InTurn"], None]
 AT_ONCE = Claim(due=-math.inf)  # of a probe, which tells whether an engine still works
 
 
@@ -31,14 +36,19 @@ class SharedExecutor:
         self._lock, self._clock = threading.Lock(), clock
         self._shares = Shares(weights)
         self._waiting: dict[str, deque[_Waiting]] = {}
+        self._asked: Mapping[str, Claim] = {}  # by the event loop
+        #: Called, from any thread, once the event loop may ask again.
+        self.on_free: Callable[[], None] = lambda: None
         self._holder: str | None = None
         self._since = 0.0
+        #: Since when the event loop reads and replies though requests wait: that counts for whoever is next.
+        self._between: float | None = None
         #: How long each engine has had the executor.
         self.seconds = dict.fromkeys(weights, 0.0)
 
-    def turn(self, name: str) -> SharedTurn:
+    def turn(self, name: str, *, ask: Ask | None = None) -> SharedTurn:
         """What the engine of this name takes before it runs anything."""
-        return SharedTurn(self, name)
+        return SharedTurn(self, name, ask=ask)
 
     def add(self, name: str, weight: float) -> None:
         """One engine more, or another share for one."""
@@ -49,7 +59,7 @@ class SharedExecutor:
     def turn_of(self, name: str) -> Turn:
         """What a batch of this engine, which has the turn, may take."""
         with self._lock:
-            others_wait = any(other != name for other in self._waiting)
+            others_wait = any(other != name for other in (*self._waiting, *self._asked))
             return self._shares.turn_of(name, now=self._clock(), others_wait=others_wait)
 
     def take(self, name: str, claim: Claim) -> None:
@@ -71,6 +81,22 @@ class SharedExecutor:
             self._grant(name)
             return True
 
+    def begin(self, asked: Mapping[str, Claim]) -> str | None:
+        """A turn for the event loop: the engine of these that runs now. None where another one comes first: ``on_free``
+        is called when to ask again."""
+        with self._lock:
+            self._asked = asked
+            if self._holder is not None:
+                return None
+            chosen = self._chosen()
+            if chosen is not None and not self._wakes(chosen):
+                since, self._between = self._between, None
+                self._grant(chosen)
+                self._since = self._since if since is None else since
+                return chosen
+            self._between = None
+            return None
+
     def give(self, name: str) -> None:
         """The turn is over: the next one begins."""
         with self._lock:
@@ -78,26 +104,49 @@ class SharedExecutor:
             self.seconds[name] += now - self._since
             self._shares = self._shares.after(name, now - self._since, now=now)
             self._holder = None
-            if not self._waiting:
+            chosen = self._chosen()
+            if chosen is None or self._wakes(chosen):
                 return
-            claims = {name: line[0].claim for name, line in self._waiting.items()}
-            chosen = next_turn(claims, self._shares, now=now)
-            line = self._waiting[chosen]
-            granted = line.popleft().granted
-            if not line:
-                del self._waiting[chosen]
-            self._grant(chosen)
-            granted.set()
+            self._between = now
+        self.on_free()
+
+    def _chosen(self) -> str | None:
+        claims = {**self._asked, **{name: line[0].claim for name, line in self._waiting.items()}}
+        for name in self._asked.keys() & self._waiting.keys():  # a request comes before an audit
+            claims[name] = min(self._asked[name], claims[name], key=lambda claim: claim.due)
+        return next_turn(claims, self._shares, now=self._clock()) if claims else None
+
+    def _wakes(self, name: str) -> bool:
+        """Give the turn to the thread that waits for this engine; False where it is the event loop's."""
+        line = self._waiting.get(name)
+        if not line or (name in self._asked and self._asked[name].due <= line[0].claim.due):
+            return False
+        granted = line.popleft().granted
+        if not line:
+            del self._waiting[name]
+        self._grant(name)
+        granted.set()
+        return True
 
     def _grant(self, name: str) -> None:
         self._holder, self._since = name, self._clock()
 
 
 class SharedTurn:
-    """The turns of one engine: a lock to whoever needs no more than that."""
+    """The turns of one engine: a lock to whoever needs no more than that. ``ask`` has the event loop run batches."""
 
-    def __init__(self, executor: SharedExecutor, name: str) -> None:
-        self._executor, self._name = executor, name
+    def __init__(self, executor: SharedExecutor, name: str, *, ask: Ask | None = None) -> None:
+        self._executor, self._name, self._ask = executor, name, ask
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether the event loop runs short batches, one by one."""
+        return self._ask is not None
+
+    def ask(self, engine: InTurn) -> None:
+        """Have the event loop run what this engine has."""
+        assert self._ask is not None
+        self._ask(self._name, engine)
 
     @property
     def now(self) -> Turn:

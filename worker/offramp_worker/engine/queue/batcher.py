@@ -133,11 +133,10 @@ class Batcher:
             self._admit(ticket)
             self._queue(ticket)
             if wake:
-                self._changed.notify()
+                self.wake()
 
     def put_back(self, ticket: Ticket) -> bool:
-        """Queue a request that waited for another one's answer, whatever waits here; False when the worker has shut
-        down."""
+        """Queue a request that waited for another one's answer, whatever waits here; False when that is too late."""
         with self._changed:
             if self._closed:
                 return False
@@ -145,7 +144,7 @@ class Batcher:
                 ticket.group = self._group(ticket.x)
             self._set_due(ticket)  # from when it came: who has waited for another request's answer does not begin again
             self._queue(ticket)
-            self._changed.notify()
+            self.wake()
             return True
 
     def remove(self, ticket: Ticket) -> int:
@@ -201,6 +200,12 @@ class Batcher:
             if start is None:
                 return None
             return Claim(self._first_lane().tickets[0].run_by, self._door.pace.seconds[start.rows])
+
+    def rest(self) -> None:
+        """Where somebody else takes the batches: until :meth:`wake`, or :meth:`close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._woken or self._closed)
+            self._woken = False
 
     def given_up(self) -> list[Ticket]:
         """Requests whose time ran out since the last call; their rows that waited will not run."""
@@ -316,8 +321,7 @@ class Batcher:
             if self._given_up or self._woken or (self._closed and not self._rows):
                 self._woken = False
                 return None, now
-            until = math.inf if decision is None else decision.until
-            until = min(until, self._next_expiry)
+            until = min(math.inf if decision is None else decision.until, self._next_expiry)
             self._changed.wait(None if until == math.inf else until - now)
 
     def _decide(self, now: float) -> Decision | None:

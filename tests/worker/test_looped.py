@@ -1,0 +1,106 @@
+"""Where a worker has one processor the event loop runs the models' batches itself, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import bundles
+from engines import new_engine
+
+from offramp_core.sharing import WINDOW_SECONDS
+from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.execution.turns import SharedExecutor
+from offramp_worker.engine.queue.tickets import Ticket
+from offramp_worker.shared.looped import LoopTurns
+
+DEADLINE_SECONDS = 90
+
+
+@dataclass
+class World:
+    """Two engines on an executor of which one has had all of late, and who was answered in which order."""
+
+    bundle: Bundle
+    sessions: Sessions
+    now: float = 0.0
+    order: list[str] = field(default_factory=list)
+    engines: dict[str, Engine] = field(default_factory=dict)
+
+    def run(self, story: Callable[[World], Awaitable[None]]) -> list[str]:
+        async def told() -> None:
+            self.executor = SharedExecutor({"flood": 1.0, "other": 1.0}, clock=lambda: self.now)
+            turns = LoopTurns(self.executor)
+            for name in ("flood", "other"):
+                turn, deliver = self.executor.turn(name, ask=turns.ask), partial(self.deliver, name)
+                self.engines[name] = new_engine(self.bundle, self.sessions, deliver=deliver, turn=turn)
+                self.engines[name].start()
+            for name, seconds in (("other", 0.01 * WINDOW_SECONDS), ("flood", WINDOW_SECONDS)):
+                with self.executor.turn(name):
+                    self.now += seconds
+            await asyncio.wait_for(story(self), DEADLINE_SECONDS)
+            for engine in self.engines.values():
+                engine.close()
+                assert await asyncio.to_thread(engine.join, DEADLINE_SECONDS)
+
+        asyncio.run(told())
+        return self.order
+
+    def ask(self, name: str, rows: int = 1) -> None:
+        self.engines[name].submit(bundles.inputs(rows), never_exit=False, wake=False)
+        self.engines[name].serve()
+
+    def deliver(self, name: str, tickets: list[Ticket]) -> None:
+        self.order += [name] * len(tickets)
+
+    async def answers(self, n: int) -> None:
+        while len(self.order) < n:
+            await asyncio.sleep(0)
+
+
+def test_who_takes_too_much_waits_for_a_request_that_came_later(bundle: Bundle, sessions: Sessions) -> None:
+    async def story(world: World) -> None:
+        for _ in range(4):
+            world.ask("flood")
+        world.ask("other")
+        await world.answers(5)
+
+    assert World(bundle, sessions).run(story) == ["other", *["flood"] * 4]
+
+
+def test_what_the_loop_reads_between_two_batches_comes_before_the_next_one(bundle: Bundle, sessions: Sessions) -> None:
+    async def story(world: World) -> None:
+        for _ in range(4):
+            world.ask("flood")
+        await world.answers(1)
+        world.ask("other")
+        await world.answers(5)
+
+    assert World(bundle, sessions).run(story) == ["flood", "other", *["flood"] * 3]
+
+
+def test_the_loop_waits_for_a_thread_that_has_the_executor(bundle: Bundle, sessions: Sessions) -> None:
+    async def story(world: World) -> None:
+        turn = world.executor.turn("other")
+        await asyncio.to_thread(turn.acquire)
+        world.ask("flood")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not world.order
+        await asyncio.to_thread(turn.release)
+        await world.answers(1)
+
+    assert World(bundle, sessions).run(story) == ["flood"]
+
+
+def test_requests_of_an_engine_that_closes_are_answered(bundle: Bundle, sessions: Sessions) -> None:
+    async def story(world: World) -> None:
+        for _ in range(3):
+            world.ask("other")
+        world.engines["other"].close()
+
+    assert World(bundle, sessions).run(story) == ["other"] * 3
