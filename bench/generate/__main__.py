@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")
     parser.add_argument("--side-by-side", type=int, default=1, help="speed: answers at a time")
     parser.add_argument("--rounds", type=int, default=4, help="rivals: groups of 1, 2, 4 and 8 prompts each")
+    parser.add_argument("--exact", action="store_true", help="rivals: float32 without drafts alone")
     parser.add_argument("--no-drafts", action="store_true", help="speed: variants alone")
     parser.add_argument("--draws", type=int, default=200, help="lossy: samples to tune on")
     parser.add_argument(
@@ -160,7 +161,16 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
         if options.part == "rivals":
             model = Model(read_checkpoint(model_of(options.model)), Path(model_of(options.model)))
             tick = _ticks(progress, "groups of answers", None)
-            return key, compared(folder, model, prompts, rounds=options.rounds, tokens=options.tokens, tick=tick)
+            found = compared(
+                folder,
+                model,
+                prompts,
+                rounds=options.rounds,
+                tokens=options.tokens,
+                tick=tick,
+                exact=options.exact,
+            )
+            return f"{key}, float32" if options.exact else key, found
         answers = recorded_answers(
             folder,
             prompts,

@@ -15,7 +15,7 @@ from bench.generate.writing import loaded
 from offramp_core.generation.drafts import Drafts
 from offramp_core.generation.levels import NONE, Setting
 from offramp_worker.generate.routes import draft_ratios, draft_settings, text_of
-from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBundle
+from offramp_worker.generate.seam import REFERENCE, DecodingRoute
 
 OFF = REFERENCE
 AT_ONCE = (1, 2, 4, 8)
@@ -39,28 +39,19 @@ def auto(
     bundle = loaded(folder)
     settings = draft_settings(bundle.bundle)
     fixed = {OFF: DecodingRoute()} | {text_of(_route(s)): _route(s) for s in settings}
-    new = _learners(bundle.bundle)
+
+    def new() -> Drafts:
+        return Drafts(settings, draft_ratios(bundle.bundle))
+
     with ServedInTurns(bundle, fixed) as served:
         return {
             "requests": n,
             "tokens": tokens,
             "settings": [str(s) for s in settings],
             "loads": [_beside(served, new(), calm, load=load, n=n, tokens=tokens, tick=tick) for load in AT_ONCE],
-            "hostile": [
-                _moved(served, drafts, calm, hostile, n=n, tokens=tokens, tick=tick)
-                for drafts in (new(), new("ngram"))
-                if drafts.settings
-            ],
+            "hostile": _moved(served, new(), calm, hostile, n=n, tokens=tokens, tick=tick),
             "classes": _classes(served, new(), list(fixed), classes, n=n, tokens=tokens, tick=tick),
         }
-
-
-def _learners(bundle: GenerationBundle) -> Callable[..., Drafts]:
-    def new(draft: str = "") -> Drafts:
-        settings = [s for s in draft_settings(bundle) if draft in ("", s.draft)]
-        return Drafts(settings, draft_ratios(bundle))
-
-    return new
 
 
 def _route(setting: Setting) -> DecodingRoute:
@@ -118,7 +109,6 @@ def _moved(
             off_after = k + 1
         tick()
     return {
-        "settings": sorted({s.draft for s in drafts.settings}),
         "requests": HOSTILE,
         "served": before,
         "serves": _serving(drafts),
@@ -138,8 +128,8 @@ def _classes(
     tokens: int,
     tick: Tick,
 ) -> list[dict[str, Any]]:
-    """Requests of several classes by turns, one at a time: ``n`` of each to learn from, then as many groups in which
-    each prompt is answered by every setting too."""
+    """Requests of several classes by turns, one at a time: ``n`` of each to learn from, then half as many prompts of
+    each, which is answered by every setting too."""
     served.learn_with(drafts)
     learned = {name: Stretch() for name in classes}
     for i in range(n):
@@ -149,7 +139,7 @@ def _classes(
             tick()
     ways = [AUTO, *fixed]
     total = {name: {way: Stretch() for way in ways} for name in classes}
-    for i in range(n // 4):
+    for i in range(n // 2):
         for name, prompts in classes.items():
             some = _taken(prompts, n + i, 1)
             for way in _turned(ways, i):
@@ -162,7 +152,7 @@ def _classes(
         rows.append(
             {
                 "class": name,
-                "requests": n // 4,
+                "requests": n // 2,
                 "learned": n,
                 "ratios": {way: of[way].seconds / of[OFF].seconds for way in ways},
                 "best": best,

@@ -84,16 +84,8 @@ def _auto(found: dict[str, Any]) -> list[str]:
             ]
             for row in run["loads"]
         ]
-        moved = [
-            [
-                ", ".join(row["settings"]),
-                row["served"],
-                "stays" if row["off_after"] is None else str(row["off_after"]),
-                f"{row['served_ratio']:.2f}",
-                f"{row['ratio']:.2f}",
-            ]
-            for row in run["hostile"]
-        ]
+        moved = run["hostile"]
+        off = f"no draft serves after {moved['off_after']} of them" if moved["off_after"] else "it stays"
         classes = [
             [
                 row["class"],
@@ -112,10 +104,10 @@ def _auto(found: dict[str, Any]) -> list[str]:
             "draft:",
             "",
             *table([f"{name}, at once", "requests", "time", "answers by route", "serves in the end"], loads),
-            f"After {run['requests']} usual prompts come {run['hostile'][0]['requests']} of random characters, one at "
-            "a time; *off after* so many of them, *the draft's time* is what it takes for every fourth of them:",
+            f"After {run['requests']} usual prompts {moved['served']} serves one request at a time; then come "
+            f"{moved['requests']} of random characters, for which it would take {moved['served_ratio']:.2f} of no "
+            f"draft's time (every fourth was asked so): {off}, and all of them take {moved['ratio']:.2f}.",
             "",
-            *table([f"{name}, drafts", "served before", "off after", "the draft's time", "time"], moved),
             f"Two classes by turns, one request at a time: after {run['classes'][0]['learned']} requests of each, "
             f"{run['classes'][0]['requests']} prompts of each are answered by every setting too:",
             "",

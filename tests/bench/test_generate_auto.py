@@ -53,7 +53,7 @@ def test_what_is_measured_stands_in_the_report(folder: Path, tmp_path: Path) -> 
     )
     assert [row["at_once"] for row in found["loads"]] == list(AT_ONCE)
     assert all(sum(row["routes"].values()) == row["requests"] >= 8 for row in found["loads"])
-    assert [row["requests"] for row in found["hostile"]] == [HOSTILE] * 2 and len(ticks) > 2 * HOSTILE
+    assert found["hostile"]["requests"] == HOSTILE < len(ticks)
     assert all(set(row["ratios"]) == {AUTO, OFF, *(f"fp32+{s}" for s in found["settings"])} for row in found["classes"])
     (tmp_path / "generate.json").write_text(json.dumps({"auto": {"stories": found}}))
     page = "\n".join(section(Results(tmp_path)))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from bench.generate.rivals.engines import RIVALS, Answering, Answers, EngineFailedError, Model, child_of
+from bench.generate.rivals.engines import RIVALS, Answering, Answers, EngineFailedError, Model, Rival, child_of
 from bench.generate.writing import encoded, loaded, write
 from bench.peers.environments import NotInstalledError, install
 from offramp_worker.generate.llama.manifest import PROFILE_FILE
@@ -25,21 +25,33 @@ from offramp_worker.generate.seam import REFERENCE, DecodingRoute, Loaded
 AT_ONCE = (1, 2, 4, 8)
 FIRST_TOKENS = 4  # whatever an engine does once is done with these
 OURS = "Offramp"
+EXACT = ("fp32", "f32")  # how engines call it
 YARDSTICK = f"{OURS} {REFERENCE}"
 LOGS = Path("build/generate/rivals/logs")
 
 
 def compared(
-    folder: Path, model: Model, prompts: Sequence[str], *, rounds: int, tokens: int, tick: Callable[[], None]
+    folder: Path,
+    model: Model,
+    prompts: Sequence[str],
+    *,
+    rounds: int,
+    tokens: int,
+    tick: Callable[[], None],
+    exact: bool = False,
 ) -> dict[str, Any]:
     """Figures of each engine by how many prompts are asked at once, as ratios to Offramp's reference; and why an engine
-    is left out."""
+    is left out. ``exact``: of float32 without drafts alone."""
     bundle = loaded(folder)
-    routes = [*(DecodingRoute(v.name) for v in bundle.bundle.variants), *best_draft(folder)]
+    routes = [DecodingRoute(v.name) for v in bundle.bundle.variants if v.name == REFERENCE or not exact]
+    routes += [] if exact else best_draft(folder)
     ids = [encoded(bundle, prompt) for prompt in prompts]
     with ExitStack() as stack:
         stack.callback(bundle.engine.close)
-        engines, versions, left_out = _ready(bundle, routes, model, ids[:1], stack)
+        rivals = [rival for rival in RIVALS if rival.name.lower().endswith(EXACT) or not exact]
+        engines = _own(bundle, routes, ids[:1])
+        others, versions, left_out = _others(rivals, model, ids[:1], end=bundle.bundle.end_tokens, stack=stack)
+        engines |= others
         found = in_turns(engines, ids, rounds=rounds, tokens=tokens, tick=tick)
     return {
         "rounds": rounds,
@@ -121,18 +133,23 @@ def _median(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def _ready(
-    bundle: Loaded, routes: Sequence[DecodingRoute], model: Model, first: Sequence[Sequence[int]], stack: ExitStack
-) -> tuple[dict[str, Answering], dict[str, str], dict[str, str]]:
-    """Engines that have answered once, the versions of the others, and why some are left out."""
+def _own(bundle: Loaded, routes: Sequence[DecodingRoute], first: Sequence[Sequence[int]]) -> dict[str, Answering]:
+    """Offramp's, which have answered once."""
     engines: dict[str, Answering] = {f"{OURS} {text_of(route)}": _ours(bundle, route) for route in routes}
     for answer in engines.values():
         answer(first, FIRST_TOKENS)
-    versions, left_out = dict[str, str](), dict[str, str]()
-    for rival in RIVALS:
+    return engines
+
+
+def _others(
+    rivals: Sequence[Rival], model: Model, first: Sequence[Sequence[int]], *, end: Sequence[int], stack: ExitStack
+) -> tuple[dict[str, Answering], dict[str, str], dict[str, str]]:
+    """Engines that have answered once, their versions, and why some are left out."""
+    engines, versions, left_out = dict[str, Answering](), dict[str, str](), dict[str, str]()
+    for rival in rivals:
         try:
             install(rival.peer, onnxruntime=onnxruntime.__version__)
-            child = child_of(rival, model, end=bundle.bundle.end_tokens, logs=LOGS)
+            child = child_of(rival, model, end=end, logs=LOGS)
             stack.callback(child.close)
             child(first, FIRST_TOKENS)
         except (NotInstalledError, EngineFailedError) as error:

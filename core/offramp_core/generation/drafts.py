@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offramp_core.generation.classes import Classes
-from offramp_core.generation.levels import FIRST_TRIALS, NONE, Book, Level, Setting, faster
+from offramp_core.generation.levels import FIRST_TRIALS, NONE, WEIGHT, Book, Level, Setting, faster
 
 FIRST_SHARE = 0.50  # of requests are trials at most, while some setting has had fewer than the first ones
 TRIAL_SHARE = 0.03  # of requests, over all settings that do not serve
@@ -55,6 +55,9 @@ class Drafts:
     ratios: Mapping[Setting, float] = field(default_factory=dict)
     _books: dict[Context, Book] = field(default_factory=dict)
     _classes: Classes = field(default_factory=Classes)
+    _beside: dict[int, float] = field(
+        default_factory=dict
+    )  # answers written side by side of late, by load at admission
 
     def choose(self, context: Context, *, draw: float) -> Setting:
         """The setting for the next request of a context."""
@@ -62,7 +65,8 @@ class Drafts:
             return NONE
         if gone := self._classes.count(context.request_class):
             self._books = {known: book for known, book in self._books.items() if known.request_class != gone}
-        at = self._known(context)
+        beside = self._beside.get(context.load, context.load)  # some may read their prompts, or end soon
+        at = self._known(replace(context, load=load_class(round(beside))))
         book = self._book(at)
         book.earn()
         tried = self._candidate(at, book, draw)
@@ -70,12 +74,15 @@ class Drafts:
             return book.serves
         return tried
 
-    def observe(self, context: Context, setting: Setting, *, seconds: float, tokens: int) -> None:
-        """A request with so many tokens took the engine so many seconds to write. Ones too short to say anything are
+    def observe(self, context: Context, setting: Setting, *, seconds: float, tokens: int, beside: int) -> None:
+        """A request with so many tokens took the engine so many seconds to write, as one of ``beside`` answers side by
+        side: they may be others than those of its context, when it was admitted. Ones too short to say anything are
         left out."""
         if not self.settings or tokens < 2 or seconds <= 0:
             return
-        at = self._known(context)
+        mean = self._beside.get(context.load, beside)
+        self._beside[context.load] = mean + WEIGHT * (beside - mean)
+        at = self._known(replace(context, load=load_class(beside)))
         book = self._book(at)
         if setting not in book.levels:
             return
@@ -142,7 +149,7 @@ class Drafts:
     def _known(self, context: Context) -> Context:
         """Classes, loads and two kinds of requests are bounded, so books are."""
         name = context.request_class if context.request_class in self._classes else ""
-        return Context(name, min(context.load, LARGEST_LOAD), context.sampled)
+        return replace(context, request_class=name)
 
     def _book(self, at: Context) -> Book:
         if at not in self._books:
@@ -151,9 +158,9 @@ class Drafts:
 
 
 def load_class(running: int) -> int:
-    """The power of two that bounds how many answers are computed side by side.
+    """The power of two that bounds how many answers are computed side by side, 256 at most.
 
-    >>> [load_class(n) for n in (0, 1, 2, 3, 8, 9)]
-    [1, 1, 2, 4, 8, 16]
+    >>> [load_class(n) for n in (0, 1, 2, 3, 8, 9, 900)]
+    [1, 1, 2, 4, 8, 16, 256]
     """
-    return 1 << max(0, running - 1).bit_length()
+    return min(1 << max(0, running - 1).bit_length(), LARGEST_LOAD)

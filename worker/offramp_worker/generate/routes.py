@@ -127,12 +127,11 @@ class Dispatch:
         return Assigned(steps, reference, active, runtime, compared=compared, lossy_off=lossy_off, context=context)
 
     def learn(self, assigned: Assigned, *, seconds: float, tokens: int, beside: int) -> None:
-        """The engine was busy so many seconds to write an answer of so many tokens, as one of ``beside`` answers side
-        by side: they may have been others than when it was admitted."""
+        """The engine was busy so many seconds to write an answer of so many tokens, as one of ``beside`` side by
+        side."""
         if assigned.context is not None and len(assigned.steps) == 1:
             setting = Setting(assigned.reference.draft, assigned.reference.draft_tokens)
-            context = replace(assigned.context, load=load_class(beside))
-            self._drafts.observe(context, setting, seconds=seconds, tokens=tokens)
+            self._drafts.observe(assigned.context, setting, seconds=seconds, tokens=tokens, beside=beside)
 
     def distrust(self, draft: str) -> None:
         """This draft has changed an answer; from the next request on it proposes nothing. From any thread."""
