@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from offramp_core.generation.classes import Classes
 from offramp_core.generation.levels import FIRST_TRIALS, NONE, WEIGHT, Book, Level, Setting, faster
@@ -66,7 +66,7 @@ class Drafts:
         if gone := self._classes.count(context.request_class):
             self._books = {known: book for known, book in self._books.items() if known.request_class != gone}
         beside = self._beside.get(context.load, context.load)  # some may read their prompts, or end soon
-        at = self._known(replace(context, load=load_class(round(beside))))
+        at = self._known(context, load_class(round(beside)))
         book = self._book(at)
         book.earn()
         tried = self._candidate(at, book, draw)
@@ -82,7 +82,7 @@ class Drafts:
             return
         mean = self._beside.get(context.load, beside)
         self._beside[context.load] = mean + WEIGHT * (beside - mean)
-        at = self._known(replace(context, load=load_class(beside)))
+        at = self._known(context, load_class(beside))
         book = self._book(at)
         if setting not in book.levels:
             return
@@ -107,7 +107,7 @@ class Drafts:
     def _candidate(self, at: Context, book: Book, draw: float) -> Setting | None:
         """Whose trial it would be: a fair turn at times, and beside those who has had few and is expected to cost
         least; what has begun to pay is tried until that is known."""
-        if book.levels[book.serves].n < FIRST_TRIALS or draw >= FIRST_SHARE:
+        if book.levels[book.serves].n < FIRST_TRIALS or draw >= FIRST_SHARE or book.allowance < 0:
             return None
         if draw < TRIAL_SHARE:
             return book.next_turn()
@@ -146,10 +146,10 @@ class Drafts:
             return best if faster(book.levels[best], book.levels[serves]) else serves
         return best if best != NONE and faster(book.levels[best], off) else NONE
 
-    def _known(self, context: Context) -> Context:
+    def _known(self, context: Context, load: int) -> Context:
         """Classes, loads and two kinds of requests are bounded, so books are."""
         name = context.request_class if context.request_class in self._classes else ""
-        return replace(context, request_class=name)
+        return Context(name, load, context.sampled)
 
     def _book(self, at: Context) -> Book:
         if at not in self._books:
