@@ -53,6 +53,9 @@ class _InTurns(Dispatch):
     def learn(self, assigned: Assigned, *, seconds: float, tokens: int, beside: int) -> None:
         self.ways[self.now].learn(assigned, seconds=seconds, tokens=tokens, beside=beside)
 
+    def failed(self, assigned: Assigned) -> None:
+        self.ways[self.now].failed(assigned)
+
 
 class ServedInTurns:
     """Use it as a context manager. ``fixed`` are routes by name; :data:`AUTO` chooses drafts by what they save."""

@@ -164,6 +164,46 @@ def test_a_better_draft_takes_over_from_a_good_one(seed: int) -> None:
     assert traffic.share(BAD, last=100) > 0.85
 
 
+@pytest.mark.parametrize("pause", [30.0, 3600.0])
+@pytest.mark.parametrize("pace", [0.6, 0.8])
+@pytest.mark.parametrize("seed", seeds(5))
+def test_a_process_that_was_stopped_during_one_answer_does_not_take_the_draft_off(
+    seed: int, pace: float, pause: float
+) -> None:
+    traffic = Traffic(Drafts((GOOD,)), seed=seed)
+    traffic.serve(400, {NONE: 1.0, GOOD: pace})
+    traffic.drafts.observe(ALONE, GOOD, seconds=30 * pace + pause, tokens=30, beside=1)
+    traffic.serve(100, {NONE: 1.0, GOOD: pace})
+    assert traffic.share(GOOD, last=50) > 0.8
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 5e-324, 0.0, -1.0])
+def test_what_is_no_measurement_is_not_learned(seconds: float) -> None:
+    drafts = Drafts((GOOD,))
+    drafts.observe(ALONE, NONE, seconds=seconds, tokens=30, beside=1)
+    assert drafts.serving() == {}
+
+
+@pytest.mark.parametrize("seed", seeds(5))
+def test_a_draft_that_serves_and_fails_at_times_is_off_for_good(seed: int) -> None:
+    traffic = Traffic(Drafts((GOOD,)), seed=seed)
+    traffic.serve(100, {NONE: 1.0, GOOD: 0.6})
+    failed = 0
+    for _ in range(10):
+        failed += 1
+        if traffic.drafts.fail(ALONE, GOOD):
+            break
+        traffic.serve(3, {NONE: 1.0, GOOD: 0.6})
+    assert failed <= 4 and traffic.drafts.settings == () and traffic.drafts.serving()[ALONE] == NONE
+
+
+def test_what_serves_is_asked_without_a_trial() -> None:
+    traffic = Traffic(Drafts((GOOD,)))
+    assert traffic.drafts.serves(ALONE) == NONE
+    traffic.serve(100, {NONE: 1.0, GOOD: 0.6})
+    assert {traffic.drafts.serves(ALONE) for _ in range(100)} == {GOOD}
+
+
 def test_nothing_is_believed_of_a_few_requests() -> None:
     drafts = Drafts((GOOD,))
     for _ in range(FIRST_TRIALS - 1):

@@ -87,6 +87,11 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a variant elsewhere": (lambda m: m["variants"][1].update(name="../int8"), "name"),
     "a draft of nothing": (lambda m: m["drafts"].append({"id": "int2", "kind": "variant"}), "'int2'"),
     "an exit that is not there": (lambda m: m["drafts"].append({"id": "exit-2", "kind": "exit"}), "exit"),
+    "a draft of no tokens": (lambda m: m["drafts"][0].update(draft_tokens=[0]), "draft_tokens of 'int8' has 0"),
+    "a draft of less": (lambda m: m["drafts"][0].update(draft_tokens=[3, -5]), "draft_tokens of 'int8' has -5"),
+    "a draft of many tokens": (lambda m: m["drafts"][0].update(draft_tokens=[17]), "has 17; it must be in 1..16"),
+    "a length twice": (lambda m: m["drafts"][0].update(draft_tokens=[3, 3]), "each once"),
+    "many lengths": (lambda m: m["drafts"][0].update(draft_tokens=list(range(1, 6))), "5 draft_tokens; at most 4"),
     "a draft twice": (lambda m: m["drafts"].append(m["drafts"][0]), "drafts"),
     "a file that is missing in it": (lambda m: m["files"].pop("probe.safetensors"), "probe.safetensors"),
     "a file outside of the folder": (
@@ -223,7 +228,18 @@ def test_a_worker_process_with_a_broken_one_stays_up_and_says_why(folder: Path) 
 
 
 def test_of_what_its_maker_measured_of_drafts_only_that_is_believed_which_makes_sense(whole: Path) -> None:
-    ratios = {"2": 0.7, "3": float("nan"), "4": 0.0, "5": -1.0, "6": float("inf"), "7": 0.5, "8": 0.6, "many": 0.4}
+    ratios = {
+        "2": 0.7,
+        "3": float("nan"),
+        "4": 0.0,
+        "5": -1.0,
+        "6": float("inf"),
+        "1": 1e-300,
+        "9": 1e300,
+        "7": 0.5,
+        "8": 0.6,
+        "many": 0.4,
+    }
     figures = {n: DraftFigures(0.9, ratio) for n, ratio in ratios.items()}
     profile = GenerationProfile("cpu", 1, {}, {"int8": figures, "of another bundle": figures})
     bundle = read_manifest(whole).bundle(profile)

@@ -25,7 +25,10 @@ from offramp_core.generation.levels import FIRST_TRIALS, NONE, WEIGHT, Book, Lev
 
 FIRST_SHARE = 0.50  # of requests are trials at most, while some setting has had fewer than the first ones
 TRIAL_SHARE = 0.03  # of requests, over all settings that do not serve
+MOST_FAILURES = 2  # of a draft in a row; with more it is off for good
+FORGIVEN = 0.1  # of a failure, by each answer that did not fail
 LARGEST_LOAD = 256  # answers at once; more are decided about like these
+SHORTEST, LONGEST = 1e-9, 1e9  # seconds per token; others are no measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Drafts:
     _beside: dict[int, float] = field(
         default_factory=dict
     )  # answers written side by side of late, by load at admission
+    _failures: dict[str, float] = field(default_factory=dict)  # of late, by draft
 
     def choose(self, context: Context, *, draw: float) -> Setting:
         """The setting for the next request of a context."""
@@ -65,8 +69,7 @@ class Drafts:
             return NONE
         if gone := self._classes.count(context.request_class):
             self._books = {known: book for known, book in self._books.items() if known.request_class != gone}
-        beside = self._beside.get(context.load, context.load)  # some may read their prompts, or end soon
-        at = self._known(context, load_class(round(beside)))
+        at = self._at(context)
         book = self._book(at)
         book.earn()
         tried = self._candidate(at, book, draw)
@@ -76,10 +79,12 @@ class Drafts:
 
     def observe(self, context: Context, setting: Setting, *, seconds: float, tokens: int, beside: int) -> None:
         """A request with so many tokens took the engine so many seconds to write, as one of ``beside`` answers side by
-        side: they may be others than those of its context, when it was admitted. Ones too short to say anything are
-        left out."""
-        if not self.settings or tokens < 2 or seconds <= 0:
+        side: they may be others than those of its context, when it was admitted. It may have been cancelled before it
+        was whole: clients that give up must not hide what is slow."""
+        if not self.settings or tokens < 1 or not SHORTEST < seconds / tokens < LONGEST:
             return
+        if setting.draft in self._failures:
+            self._failures[setting.draft] = max(0.0, self._failures[setting.draft] - FORGIVEN)
         mean = self._beside.get(context.load, beside)
         self._beside[context.load] = mean + WEIGHT * (beside - mean)
         at = self._known(context, load_class(beside))
@@ -87,13 +92,31 @@ class Drafts:
         if setting not in book.levels:
             return
         book.add(setting, math.log(seconds / tokens), expected=self._expected(at, setting))
+        self._judge(book)
+
+    def fail(self, context: Context, setting: Setting) -> bool:
+        """Computing an answer with this setting failed. Whether its draft is off for good with that."""
+        if setting not in self.settings:
+            return False
+        at = self._at(context)
+        book = self._book(at)
+        if book.levels[NONE].n:
+            book.fail(setting, expected=self._expected(at, setting))
+            self._judge(book)
+        self._failures[setting.draft] = self._failures.get(setting.draft, 0.0) + 1
+        if self._failures[setting.draft] <= MOST_FAILURES:
+            return False
+        self.drop(setting.draft)
+        return True
+
+    def _judge(self, book: Book) -> None:
         best = self._best(book)
         if best == NONE != book.serves:
             book.forget_all_but(NONE, book.serves)  # they were measured on what it had foreseen
         book.serves = best
 
     def drop(self, draft: str) -> None:
-        """Never propose by this draft again: it has changed an answer."""
+        """Never propose by this draft again: it has changed an answer, or failed."""
         self.settings = tuple(s for s in self.settings if s.draft != draft)
         for book in self._books.values():
             book.levels = {s: level for s, level in book.levels.items() if s.draft != draft}
@@ -101,8 +124,13 @@ class Drafts:
                 book.serves = NONE
 
     def serving(self) -> dict[Context, Setting]:
-        """What serves in each context that was seen, for people."""
-        return {context: book.serves for context, book in self._books.items()}
+        """What serves in each context that was seen, for people; from any thread."""
+        return {context: book.serves for context, book in list(self._books.items())}
+
+    def serves(self, context: Context) -> Setting:
+        """What serves a context now, for requests of which nothing is learned."""
+        book = self._books.get(self._at(context))
+        return book.serves if book is not None else NONE
 
     def _candidate(self, at: Context, book: Book, draw: float) -> Setting | None:
         """Whose trial it would be: a fair turn at times, and beside those who has had few and is expected to cost
@@ -145,6 +173,10 @@ class Drafts:
                 return NONE
             return best if faster(book.levels[best], book.levels[serves]) else serves
         return best if best != NONE and faster(book.levels[best], off) else NONE
+
+    def _at(self, context: Context) -> Context:
+        """Whose book decides: some of those that are computed may read their prompts, or end soon."""
+        return self._known(context, load_class(round(self._beside.get(context.load, context.load))))
 
     def _known(self, context: Context, load: int) -> Context:
         """Classes, loads and two kinds of requests are bounded, so books are."""

@@ -14,6 +14,7 @@ FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
 MOST_LOST = 0.01  # of what requests take, by trials of settings that are slower than what serves
 MOST_CHARGED = 8.0  # requests, for one trial: one that the machine slept through says little
 WEIGHT = 0.15  # of the newest request in a level
+MOST_SURPRISE = 1.0  # of one request, as a logarithm, once a level is believed: the process may have been stopped
 MARGIN = 0.03  # by which a draft must be faster than none to begin, as a logarithm
 
 
@@ -41,6 +42,8 @@ class Level:
     variance: float = 0.0
 
     def add(self, value: float) -> None:
+        if self.n >= FIRST_TRIALS:
+            value = min(max(value, self.mean - MOST_SURPRISE), self.mean + MOST_SURPRISE)
         self.n += 1
         weight = max(WEIGHT, 1 / self.n)
         before = value - self.mean
@@ -101,6 +104,10 @@ class Book:
             took = min(math.expm1(min(value - self.levels[self.serves].mean, 20.0)), MOST_CHARGED)
             self.allowance = min(MOST_CHARGED, self.allowance - took + self._cost(expected))
         self.levels[setting].add(value)
+
+    def fail(self, setting: Setting, *, expected: float) -> None:
+        """Its answer failed, which is as bad as the most that a trial is charged."""
+        self.add(setting, self.levels[NONE].mean + math.log1p(MOST_CHARGED), expected=expected)
 
     def forget_all_but(self, *kept: Setting) -> None:
         """What is known of the other settings was measured under circumstances that have passed, and what was saved up

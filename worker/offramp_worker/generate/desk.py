@@ -68,7 +68,7 @@ class GenerationDesk:
         self._engine: GenerationEngine = loaded.engine
         self._tokenizer, self._deliver = loaded.tokenizer, deliver
         self._options = options or DeskOptions()
-        self._clock, self._learn = clock, dispatch.learn
+        self._clock, self._dispatch = clock, dispatch
         self._changed = threading.Condition()
         self._line = Line(self._options.limits)  # under the condition, as all that both threads change
         self._left: deque[Ticket] = deque()  # cancelled ones that run
@@ -306,6 +306,7 @@ class GenerationDesk:
         if progress.error:
             self._computing.stop(ticket)  # a run that failed as a whole gives nothing back by itself
             self._line.running.remove(ticket)
+            self._dispatch.failed(ticket.assigned)
             self._close_books(ticket, RequestOutcome.FAILED)
             pieces.append((ticket, Piece(error="the model failed while it wrote this answer")))
             return
@@ -343,9 +344,8 @@ class GenerationDesk:
         if ticket.audited:
             ticket.audited = self._audits.take_over(ticket, served=outcome is not RequestOutcome.FAILED)
         self.accounts.ended(ticket, outcome)
-        if outcome is RequestOutcome.OK:
-            written = len(ticket.answer.tokens) - 1
-            self._learn(ticket.assigned, seconds=ticket.writing, tokens=written, beside=ticket.beside)
+        if outcome is not RequestOutcome.FAILED:
+            self._dispatch.learn(ticket.assigned, seconds=ticket.writing, tokens=ticket.written, beside=ticket.beside)
 
 
 def _audit_desk(loaded: Loaded, accounts: Accounts, options: DeskOptions, clock: Callable[[], float]) -> AuditDesk:

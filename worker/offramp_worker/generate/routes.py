@@ -21,6 +21,7 @@ from offramp_core.protocol import Arm, RampInfo
 from offramp_worker.engine.arms.arms import Active, Runtime
 from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBundle
+from offramp_worker.logs import log_event
 
 _ROUTE = re.compile(r"(?P<variant>[a-z0-9.-]+)(\+(?P<draft>[a-z0-9./-]+):(?P<tokens>[0-9]{1,2}))?")
 
@@ -122,7 +123,10 @@ class Dispatch:
         reference, context = self._reference or DecodingRoute(), None
         if self._reference is None and steps[-1].variant == REFERENCE:
             context = Context(request_class, load_class(running + 1), not greedy)
-            setting = self._drafts.choose(context, draw=self._draw())
+            if len(steps) == 1:
+                setting = self._drafts.choose(context, draw=self._draw())
+            else:  # what it takes is not learned, so it is no trial
+                setting = self._drafts.serves(context)
             reference = DecodingRoute(REFERENCE, setting.draft, setting.tokens)
         return Assigned(steps, reference, active, runtime, compared=compared, lossy_off=lossy_off, context=context)
 
@@ -132,6 +136,14 @@ class Dispatch:
         if assigned.context is not None and len(assigned.steps) == 1:
             setting = Setting(assigned.reference.draft, assigned.reference.draft_tokens)
             self._drafts.observe(assigned.context, setting, seconds=seconds, tokens=tokens, beside=beside)
+
+    def failed(self, assigned: Assigned) -> None:
+        """Computing an answer failed."""
+        setting = Setting(assigned.reference.draft, assigned.reference.draft_tokens)
+        if assigned.context is not None and len(assigned.steps) == 1 and self._drafts.fail(assigned.context, setting):
+            log_event(
+                "draft-off", level="error", draft=setting.draft, reason="answers with it failed, one after another"
+            )
 
     def distrust(self, draft: str) -> None:
         """This draft has changed an answer; from the next request on it proposes nothing. From any thread."""

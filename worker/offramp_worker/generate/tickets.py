@@ -85,6 +85,11 @@ class Ticket:
         return round(self.company / self.turns) if self.turns else 1
 
     @property
+    def written(self) -> int:
+        """Tokens that came while it was written: all but the first, which comes with the end of the prompt."""
+        return len(self.answer.tokens) - 1
+
+    @property
     def size(self) -> int:
         """Tokens of prompt and answer at most."""
         return len(self.prompt) + self.max_tokens

@@ -14,7 +14,6 @@ module's :class:`GenerationProfile`
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,7 @@ SCHEMA_VERSION = 1
 COMMON_FILE, PROBE_FILE, PROFILE_FILE = "common.safetensors", "probe.safetensors", "profile.json"
 REQUIRED = (TOKENIZER_FILE, COMMON_FILE, PROBE_FILE, PROFILE_FILE)
 MOST_DRAFT_TOKENS, TRIED_LENGTHS = 16, 2  # at a time; of each draft those that were the fastest
+MAX_DRAFT_LENGTHS, SLOWEST_RATIO = 4, 100.0  # of a draft: lengths that are tried; a ratio that makes sense
 MAX_DRAFTS, MAX_VARIANTS, MAX_END_TOKENS = 16, 8, 64
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
@@ -111,10 +111,15 @@ class GenerationManifest:
         )
 
     def _draft_ratios(self, profile: GenerationProfile) -> dict[tuple[str, int], float]:
-        """Those of the profile that make sense: the digest does not cover it."""
+        """Those of the profile that make sense: the digest does not cover it. No pass writes more than the proposed
+        tokens and one."""
         lengths = [(d.id, n) for d in self.drafts for n in range(1, MOST_DRAFT_TOKENS + 1)]
         known = {(draft, n): profile.drafts.get(draft, {}).get(str(n)) for draft, n in lengths}
-        return {key: of.time_ratio for key, of in known.items() if of is not None and 0 < of.time_ratio < math.inf}
+        return {
+            (draft, n): of.time_ratio
+            for (draft, n), of in known.items()
+            if of is not None and 1 / (n + 1) <= of.time_ratio <= SLOWEST_RATIO
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,16 @@ def _draft_fault(m: GenerationManifest) -> str:
             return f"drafts: {d.id!r} is an exit; this worker has drafts of kind variant and ngram"
         if not NAME.fullmatch(d.id) or not set(d.variants) <= names:
             return f"drafts: {d.id!r} has a bad id, or is verified by {list(d.variants)}; there are {sorted(names)}"
+    return next(filter(None, map(_lengths_fault, m.drafts)), "")
+
+
+def _lengths_fault(d: DraftSpec) -> str:
+    lengths = d.draft_tokens
+    if len(lengths) > MAX_DRAFT_LENGTHS or len(set(lengths)) != len(lengths):
+        return f"drafts: {d.id!r} has {len(lengths)} draft_tokens; at most {MAX_DRAFT_LENGTHS}, each once"
+    wrong = next((n for n in lengths if not 1 <= n <= MOST_DRAFT_TOKENS), None)
+    if wrong is not None:
+        return f"drafts: draft_tokens of {d.id!r} has {wrong}; it must be in 1..{MOST_DRAFT_TOKENS}"
     return ""
 
 
