@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from offramp_core.control.objects import Service
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import DEPLOYMENT, SERVICE, WORKER_CLASS, Kind, Object, uid_of
+from offramp_operator.kube.managed import forever
 from offramp_operator.kube.platform.shares import ClassShares
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import ConflictError, ServiceKey
@@ -47,6 +49,13 @@ class World:
         status = {"pools": [pool | {"batchSize": 1, "batchSeconds": 0.005}], "poolPlan": {"demand": demand}}
         pools = [{"name": "fast", "className": "large", "costPerHour": "1", "maxWorkers": 9}]
         self.cache.put(SERVICE, made(SERVICE, name, spec={**SPEC, "pools": pools}, status=status))
+
+    def odd(self, name: str, *, demand: float = 30.0, **pool: float) -> None:
+        """A service with a status that no plan follows from."""
+        obj = self.cache.get(SERVICE, "default", name)
+        assert obj is not None
+        status = {"pools": [obj["status"]["pools"][0] | pool], "poolPlan": {"demand": demand}}
+        self.cache.put(SERVICE, made(SERVICE, name, spec=obj["spec"], status=status))
 
     def deploy(self, name: str, replicas: int) -> None:
         owner = {"kind": "EarlyExitService", "name": name, "uid": f"EarlyExitService-{name}", "controller": True}
@@ -122,3 +131,62 @@ def test_a_spec_that_cannot_be_read_has_no_share_and_keeps_nobody_from_theirs() 
     world = World(4, a=1)
     world.cache.put(SERVICE, made(SERVICE, "broken", spec={"pools": [{"name": "fast", "className": "large"}]}))
     assert world.of("a") == (4, 4)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"batchSize": 0}, {"workerRate": 1e308}, {"workerRate": 5e-324}, {"demand": 1e308}],
+    ids=" ".join,
+)
+def test_a_status_that_no_plan_follows_from_keeps_what_it_has_and_nobody_else_from_theirs(
+    odd: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(9, odd=2, **{f"s{i}": 1 for i in range(4)})
+    world.odd("odd", **odd)
+    world.shares = ClassShares(world.cache)  # as after a restart
+    world.shares.woken()
+    most = [world.of(f"s{i}")[0] for i in range(4)]
+    assert sum(most) <= 7 and min(most) >= 1, "each is read, and what the odd one has is not given away"
+    assert world.of("odd")[1] >= 2
+    with pytest.raises(ConflictError):
+        world.shares.ask(world.service("odd"), {"fast": 9})
+    for _ in range(3):
+        world.odd("odd", **odd)
+        world.shares.woken()
+    assert len([record for record in caplog.records if "default/odd" in record.getMessage()]) <= 1
+
+
+def test_what_could_not_be_read_is_read_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(9, **{f"s{i}": 1 for i in range(4)})
+    world.shares = ClassShares(world.cache)
+    get, failures = world.cache.get, iter([RuntimeError("once")])
+
+    def fails_once(kind: Kind, namespace: str, name: str) -> Object | None:
+        if kind is SERVICE and (error := next(failures, None)) is not None:
+            raise error
+        return get(kind, namespace, name)
+
+    monkeypatch.setattr(world.cache, "get", fails_once)
+    with pytest.raises(RuntimeError):
+        world.shares.woken()
+    world.shares.woken()
+    assert sum(world.of(f"s{i}")[0] for i in range(4)) == 9, "nobody was forgotten"
+
+
+def test_work_beside_the_passes_goes_on_when_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    async def beside() -> None:
+        calls, ran = itertools.count(), asyncio.Event()
+
+        def work() -> None:
+            if next(calls) == 3:
+                ran.set()
+            raise ValueError("odd")
+
+        running = asyncio.create_task(forever(0.0, work))
+        enough = asyncio.create_task(ran.wait())
+        await asyncio.wait({running, enough}, return_when=asyncio.FIRST_COMPLETED)
+        assert ran.is_set() and not running.done()
+        running.cancel()
+
+    asyncio.run(beside())
+    assert len([record for record in caplog.records if "odd" in record.getMessage()]) == 1

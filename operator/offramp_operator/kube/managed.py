@@ -8,6 +8,7 @@ one entry (:mod:`offramp_operator.kube.services`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.kinds import Kind, Object, name_of, namespace_of, owner_of
+from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ServiceKey
 
 ObjectKey = ServiceKey
@@ -169,7 +171,15 @@ def owned_by(kind: Kind, obj: Object) -> ObjectKey | None:
 
 
 async def forever(seconds: float, work: Callable[[], object]) -> None:
-    """Call ``work`` again and again, ``seconds`` apart."""
+    """Call ``work`` again and again, ``seconds`` apart. What it raises is told once and ends nothing: one object must
+    not keep the process from all others."""
+    last = ""
     while True:
-        work()
+        try:
+            work()
+            last = ""
+        except Exception as error:
+            if repr(error) != last:
+                last = repr(error)
+                log_event("background-failed", f"{error!r}; tried again", level=logging.ERROR, error=error)
         await asyncio.sleep(seconds)

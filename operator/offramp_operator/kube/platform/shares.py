@@ -6,8 +6,9 @@ service is about to ask for counts from the moment of the write on, so that two 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from offramp_core.control.objects import Service
@@ -29,6 +30,7 @@ from offramp_operator.kube.platform.memory import key_of
 from offramp_operator.kube.pools import replicas_of
 from offramp_operator.kube.watch import class_users, service_key
 from offramp_operator.kube.worker_class import WorkerClass
+from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import ConflictError, ServiceKey
 
@@ -59,6 +61,7 @@ class ClassShares:
         self._classes: dict[str, _Limited] = {}
         self._users: dict[ServiceKey, tuple[str, ...]] = {}
         self._asks: dict[ServiceKey, dict[str, int]] = {}
+        self._odd: dict[str, str] = {}  # services and classes that nothing follows from, and why
         self._changed_classes = {name for _, name in cache.names(WORKER_CLASS)}
         self._changed = {ServiceKey(*user) for name in self._changed_classes for user in cache.of_class(name)}
         cache.tell(self._note)
@@ -81,11 +84,11 @@ class ClassShares:
         if self._asks.pop(key, None) is not None:  # what was written is in the cache, and what was not is no more
             self._changed.add(key)
         self._refresh()
-        found = {}
+        found, has = dict[str, ClassShare](), {pool.name: pool.desired for pool in service.status.pools}
         for pool in service.spec.pools:
-            share = self._shares(pool.class_name).get(str(key)) if pool.class_name in self._classes else None
-            if share is not None and not pool.fixed:
-                found[pool.name] = share
+            if pool.class_name in self._classes and not pool.fixed:
+                share = self._shares(pool.class_name).get(str(key))
+                found[pool.name] = share or self._as_it_is(pool.class_name, has.get(pool.name, 0))
         return found
 
     def ask(self, service: Service, pools: Mapping[str, int]) -> None:
@@ -106,7 +109,7 @@ class ClassShares:
         for name, n in asked.items():
             share = self._shares(name).get(str(key))
             has = self._classes[name].uses.get(str(key), ClassUse("", 0)).holds
-            if share is not None and n > max(has, share.now):
+            if n > max(has, 0 if share is None else share.now):
                 raise ConflictError(f"another service has just taken a worker of WorkerClass {name}")
         self._asks[key] = {pool.name: pools.get(pool.name, 0) for pool in service.spec.pools}
         self._changed.add(key)
@@ -130,8 +133,19 @@ class ClassShares:
         limited = self._classes[name]
         if limited.shares is None:
             most = math.floor(limited.most * self._known_part + 1e-9)
-            limited.shares = next_shares(name, most, limited.uses.values())
+            try:
+                limited.shares = next_shares(name, most, limited.uses.values())
+            except Exception as error:
+                self._tell_odd(f"WorkerClass {name}", error)
+                limited.shares = {user: self._as_it_is(name, use.holds) for user, use in limited.uses.items()}
+            else:
+                self._odd.pop(f"WorkerClass {name}", None)
         return limited.shares
+
+    def _as_it_is(self, name: str, holds: int) -> ClassShare:
+        """The share of who has to stay as it is."""
+        most = self._classes[name].most
+        return ClassShare(class_name=name, max_workers=most, wanted=holds, most=holds, now=holds)
 
     def _refresh(self) -> None:
         """Read again what has changed."""
@@ -139,7 +153,7 @@ class ClassShares:
             self._known_part = self._part()
             for limited in self._classes.values():
                 limited.shares = None
-        for name in self._changed_classes:
+        for name in tuple(self._changed_classes):
             obj = self._cache.get(WORKER_CLASS, "", name)
             most = None if obj is None else WorkerClass.of(obj).max_workers
             if most is None:
@@ -149,10 +163,10 @@ class ClassShares:
                 self._changed.update(ServiceKey(*user) for user in self._cache.of_class(name))
             else:
                 self._classes[name].most, self._classes[name].shares = most, None
-        self._changed_classes.clear()
-        changed, self._changed = self._changed, set()
-        for key in changed:
+            self._changed_classes.discard(name)
+        for key in tuple(self._changed):
             self._read(key)
+            self._changed.discard(key)  # only now: what cannot be read now is read at the next call
 
     def _read(self, key: ServiceKey) -> None:
         obj = self._cache.get(SERVICE, key.namespace, key.name)
@@ -163,6 +177,7 @@ class ClassShares:
                 self._classes[name].shares = None
         if obj is None or not named:
             self._asks.pop(key, None)
+            self._odd.pop(str(key), None)
             return
         self._users[key] = named
         limited = {name: self._classes[name] for name in named if name in self._classes}
@@ -184,7 +199,29 @@ class ClassShares:
             name = pool_name(key.name, pool) if pool else key.name
             there = self._cache.get(DEPLOYMENT, key.namespace, name)
             holds[pool] = max(holds.get(pool, 0), replicas_of(there), self._asks.get(key, {}).get(pool, 0))
-        return uses_of(service, holds=holds, limited=self._classes)
+        try:
+            uses = uses_of(service, holds=holds, limited=self._classes)
+        except Exception as error:
+            self._tell_odd(str(key), error)
+            return _held(service, holds, self._classes)
+        self._odd.pop(str(key), None)
+        return uses
+
+    def _tell_odd(self, name: str, error: Exception) -> None:
+        """Tell once that nothing follows from what is known of one; all others go on."""
+        if self._odd.get(name) != str(error):
+            self._odd[name] = str(error)
+            message = f"{name} keeps the workers that it has: its share cannot be computed: {error}"
+            log_event("class-share-failed", message, level=logging.ERROR, error=error)
+
+
+def _held(service: Service, holds: Mapping[str, int], limited: Collection[str]) -> dict[str, ClassUse]:
+    """What a service has of each class, and would do nothing else with."""
+    name, spec, found = str(key_of(service)), service.spec, dict[str, int]()
+    of_class = {pool.name: pool.class_name for pool in spec.pools} or {"": spec.class_name}
+    for pool, class_name in of_class.items():
+        found[class_name] = found.get(class_name, 0) + holds[pool]
+    return {class_name: ClassUse(name, n) for class_name, n in found.items() if class_name in limited}
 
 
 def _matters(before: ClassShare | None, now: ClassShare, use: ClassUse) -> bool:
