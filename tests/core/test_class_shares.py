@@ -227,6 +227,53 @@ def test_nobody_is_pressed_below_its_fewest() -> None:
     assert cluster.settle(Random(0)) == {"a": {"fast": 2}, "b": {"fast": 2}}
 
 
+def test_a_service_that_answers_keeps_its_last_worker_when_another_one_comes() -> None:
+    cluster = a_cluster(1, a=50.0)
+    cluster.settle(Random(0))
+    cluster.services["b"], cluster.demand["b"] = a_service("b", of_class()), 5.0
+    assert cluster.settle(Random(1)) == {"a": {"fast": 1}, "b": {"fast": 0}}
+    plan = cluster.services["b"].status.pool_plan
+    assert (plan.demand, plan.answered) == (5.0, 0.0) and "has 0 of the 1 workers that it needs" in plan.reason
+    cluster.demand["a"] = 0.0
+    settled = cluster.settle(Random(2))
+    assert settled == {"a": {"fast": 0}, "b": {"fast": 1}}, "nobody asks a any more"
+    assert cluster.services["a"].status.pool_plan.demand == 0.0
+
+
+def test_who_loses_its_last_worker_to_a_lower_limit_is_told_with_the_numbers() -> None:
+    cluster = a_cluster(3, a=30.0, b=30.0, d=30.0)
+    cluster.settle(Random(0))
+    cluster.limits["large"] = 2
+    cluster.services["d"] = replace(  # it lacked workers before, and was told so
+        cluster.services["d"],
+        status=replace(cluster.services["d"].status, pools=(replace(cluster.services["d"].status.pools[0], wanted=4),)),
+    )
+    (told,) = cluster.look("d")
+    assert told.startswith("WorkerClassFull: workers planned: fast 0 (was 1)")
+    assert "30 requests/s are asked for, these answer 0" in told and "WorkerClass large has 2 for all" in told
+    status = cluster.services["d"].status
+    assert (status.pool_plan.answered, status.pools[0].wanted) == (0.0, 4)
+
+
+@pytest.mark.parametrize("limit", [12, 7])
+def test_workers_that_serve_stay_while_a_new_model_is_not_measured(limit: int) -> None:
+    cluster = a_cluster(12, a=100.0, b=100.0)
+    assert cluster.settle(Random(0)) == {"a": {"fast": 6}, "b": {"fast": 6}}
+    cluster.check = lambda: None  # type: ignore[method-assign]
+    cluster.limits["large"] = limit
+    status = cluster.services["a"].status
+    forgotten = replace(status.pools[0], worker_rate=0.0)
+    cluster.services["a"] = replace(cluster.services["a"], status=replace(status, pools=(forgotten,)))
+    rates, unknown = cluster.rates, {**cluster.rates, "fast": 0.0}
+    for _ in range(8):
+        cluster.rates = unknown
+        cluster.look("a")
+        cluster.rates = rates
+        cluster.look("b")
+    assert cluster.numbers() == {"a": {"fast": 6}, "b": {"fast": limit - 6}}
+    assert sum(n["fast"] for n in cluster.settle(Random(1)).values()) == limit
+
+
 def test_a_service_that_can_go_elsewhere_makes_way() -> None:
     cluster = a_cluster(4, a=30.0, b=30.0)
     cluster.services["b"] = a_service("b", of_class(), {"name": "own", "costPerHour": "2", "maxWorkers": 9})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from offramp_core.control.objects import PoolStatus, Service
 from offramp_core.control.snapshot import ClassShare
 from offramp_core.control.spec import WorkerPool
-from offramp_core.control.workers.pool_plan import CAUTION, LEAST_RATE, plan_pools, view_of
+from offramp_core.control.workers.pool_plan import CAUTION, LEAST_RATE, model_on_its_way, plan_pools, view_of
 from offramp_core.fleet import Claim, divide
 
 
@@ -91,14 +91,20 @@ def _claim(service: Service, pool: WorkerPool, *, name: str, holds: int, limited
     if spec.route is None:  # requests are shared by numbers: the slowest of those that serve counts for all
         slowest = min((rates[p] for p, n in planned.items() if n), default=0.0)
         rates = {p: min(rate, slowest) if rate >= slowest else 0.0 for p, rate in rates.items()}
+    open_to_all = [p for p in spec.pools if p.class_name not in limited]
+    answers = demand > LEAST_RATE and not any(p.name in status and status[p.name].ready for p in open_to_all)
+    if model_on_its_way(status.values()):  # all that there are stay until it is known what they do
+        least = max(least, min(holds, pool.most))
     claim = Claim(name=name, present=holds, least=least, most=max(planned.get(pool.name, 0), least),
-                  worker_rate=rates[pool.name], demand=demand, spare=spare)  # fmt: skip
+                  worker_rate=rates[pool.name], demand=demand, spare=spare, answers=answers)  # fmt: skip
+    if not known[pool.name].worker_rate and pool.name in status and status[pool.name].planned and holds:
+        return replace(claim, most=max(claim.most, 1), worker_rate=(demand + spare) / holds)  # they answer together
     if not known[pool.name].worker_rate:  # one worker finds out what all do; where nobody serves, before anything else
         measured = any(rates.values())
         most = max(1, least, holds)
         return replace(claim, most=most, worker_rate=demand + spare, elsewhere=(demand + spare) * measured)
     # What it could have of other limited classes, others may have as well.
-    others = [p for p in spec.pools if p is not pool and rates[p.name] and p.class_name not in limited]
+    others = [p for p in open_to_all if p is not pool and rates[p.name]]
     able = {p.name: min(p.most, known[p.name].ready) if known[p.name].message else p.most for p in others}
     dear = [(p.cost_per_hour or 0.0) / rates[p.name] for p in others if able[p.name]]
     saving = min(dear, default=0.0) * rates[pool.name] - (pool.cost_per_hour or 0.0) if dear else 0.0

@@ -89,8 +89,8 @@ def plan_pools(view: PoolsView) -> PoolsPlan:
     one = _Planner(view)
     if not one.usable:
         return PoolsPlan(reason=one.nothing_usable())
-    if any(known.planned and known.ready and not known.worker_rate for known in view.known):
-        return one.added()  # a model is on its way through the pools, and workers of the one before serve
+    if model_on_its_way(view.known):
+        return one.added()
     best = one.best()
     planned = best.planned
     reason = best.reason
@@ -100,6 +100,11 @@ def plan_pools(view: PoolsView) -> PoolsPlan:
             planned, reason = raised, "too little was seen since the operator started to take workers away"
     cost = sum(n * one.cost[name] for name, n in planned.items())
     return PoolsPlan(planned, cost, best.answered, reason)
+
+
+def model_on_its_way(known: Iterable[PoolStatus]) -> bool:
+    """Whether workers serve of which nobody knows what they do with the model of now."""
+    return any(pool.planned and pool.ready and not pool.worker_rate for pool in known)
 
 
 def next_numbers(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
@@ -171,6 +176,9 @@ def with_plan(
     spec, before = service.spec, service.status.pool_plan
     if not spec.pools or spec.pools[0].max_workers is None:
         return known, PoolPlanStatus()
+    if moving := model_on_its_way(known):  # then nobody is pressed by the share of another one
+        has = {pool.name: pool.desired for pool in known}
+        shares = {name: replace(share, most=max(share.most, has[name])) for name, share in shares.items()}
     view = replace(
         view_of(service, known, demand_of(load, now, lead_seconds=max(map(startup_seconds, known)))),
         may_lower=now - watched_since >= WATCHED_SECONDS,
@@ -191,12 +199,22 @@ def with_plan(
         wanted = share.wanted if lacks and share is not None else 0
         pools.append(replace(status, planned=n, desired=desired, wanted=wanted))
     if not plan.planned:
-        return tuple(pools), replace(before, reason=plan.reason or before.reason)
+        return tuple(pools), _without_plan(before, plan.reason, asked, in_short(service, pools, shares), moving=moving)
     same = all((a.planned, a.wanted) == (b.planned, b.wanted) for a, b in zip(pools, known, strict=True))
     if before.reason and same and (not shares or asked == before.demand):
         return tuple(pools), before
     reason = "; ".join([plan.reason, *in_short(service, pools, shares)])
     return tuple(pools), PoolPlanStatus(asked, _digits(plan.answered), round(plan.cost_per_hour, 6), reason)
+
+
+def _without_plan(
+    before: PoolPlanStatus, reason: str, asked: float, lacking: Sequence[str], *, moving: bool
+) -> PoolPlanStatus:
+    """What is told while nothing can be planned. Where other services have all workers, nothing is answered; what is
+    asked of a class that others use too is told in any case, as their shares follow from it."""
+    if lacking and not moving:
+        return PoolPlanStatus(asked, 0.0, 0.0, "; ".join(lacking))
+    return replace(before, demand=asked, reason=reason or before.reason)
 
 
 def view_of(service: Service, known: tuple[PoolStatus, ...], demand: float) -> PoolsView:
@@ -233,7 +251,8 @@ def plan_event(
     earlier = service.status.pool_plan.reason
     before = {pool.name: pool.planned if earlier else pool.desired for pool in service.status.pools}
     known = {pool.name: pool for pool in service.status.pools}
-    short = any(pool.wanted and not (pool.name in known and known[pool.name].wanted) for pool in pools)
+    lost = service.status.pool_plan.answered > 0 and not plan.answered  # the last worker, though it lacked some before
+    short = any(pool.wanted and (lost or not (pool.name in known and known[pool.name].wanted)) for pool in pools)
     if short and not plan.reason:  # nothing was measured yet
         return Event(Reason.WORKER_CLASS_FULL, "; ".join(in_short(service, pools, shares)), warning=True)
     if plan == service.status.pool_plan or not plan.reason:
