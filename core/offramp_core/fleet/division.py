@@ -43,7 +43,7 @@ class Claim:
     elsewhere: float = 0.0
     #: What a worker saves an hour where those of other kinds could answer in its place.
     saving: float = 0.0
-    #: Whether requests would stay unanswered without the last worker that it has now.
+    #: Whether it is asked, and nothing of it would answer without a worker of the kind.
     answers: bool = False
 
     def worth(self, count: int) -> float:
@@ -59,8 +59,8 @@ def divide(claims: Sequence[Claim], room: int) -> dict[str, int]:
     """Workers of each claim, by its name; the same whatever the order of the claims.
 
     Nobody has more than its ``most``. What somebody has of its ``least`` stays before anybody gets more, then the last
-    worker of each that answers; then every ``least`` is filled, then what no other workers could answer, and what is
-    left goes to where it saves most.
+    worker of each that answers; then every ``least`` is filled and who is asked has a first worker, then comes what no
+    other workers could answer, and what is left goes to where it saves most.
     """
     refuse_twice("claims", (claim.name for claim in claims))
     counts = dict.fromkeys(sorted(claim.name for claim in claims), 0)
@@ -68,6 +68,7 @@ def divide(claims: Sequence[Claim], room: int) -> dict[str, int]:
     _give(claims, counts, room, limit=lambda claim: min(claim.present, claim.least, claim.most), value=worth)
     _give(claims, counts, room, limit=lambda claim: min(claim.present, int(claim.answers), claim.most), value=worth)
     _give(claims, counts, room, limit=lambda claim: min(claim.least, claim.most), value=worth)
+    _give(claims, counts, room, limit=lambda claim: min(int(claim.answers), claim.most), value=worth)
     _give(claims, counts, room, limit=lambda claim: claim.most, value=worth, above=WORTHLESS)
     _give(claims, counts, room, limit=lambda claim: claim.most, value=saving)
     return counts
