@@ -85,7 +85,7 @@ class Operator:
             key,
             instance=settings.identity,
             metrics=self._metrics,
-            part=self._part_of_services,
+            shards=self._shards_held,
             listeners=listeners,
         )
         self._registry = Registry(service_kind, worker_pools(settings.workers, key), *more)
@@ -163,8 +163,8 @@ class Operator:
         self._leading = self._seeing = self._client = self._shards = self._lease_client = None
         self._pages = []
 
-    def _part_of_services(self) -> float:
-        return 0.0 if self._shards is None else len(self._shards.held) / self._settings.shards
+    def _shards_held(self) -> tuple[frozenset[int], int]:
+        return frozenset() if self._shards is None else self._shards.held, self._settings.shards
 
     def _new_shards(self, client: KubeClient) -> Shards:
         settings = self._settings

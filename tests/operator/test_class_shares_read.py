@@ -123,8 +123,30 @@ def test_a_service_that_is_gone_has_no_worker_any_more() -> None:
 
 def test_a_part_of_the_services_gives_away_its_part_of_the_limit() -> None:
     world = World(9, a=0, b=0)
-    world.shares = ClassShares(world.cache, part=lambda: 0.5)
+    world.shares = ClassShares(world.cache, shards=lambda: (frozenset({1}), 2))
     assert world.of("a") == (2, 4) and sum(world.of(name)[0] for name in "ab") == 4
+    assert world.shares.of(world.service("a"))["fast"].max_workers == 9, "messages tell the class's own number"
+
+
+@pytest.mark.parametrize(("most", "shards"), [(1, 2), (3, 4), (9, 4)])
+def test_the_parts_of_all_shards_are_the_limit(most: int, shards: int) -> None:
+    world, parts = World(most, a=0), []
+    for shard in range(shards):
+        world.shares = ClassShares(world.cache, shards=lambda held=shard: (frozenset({held}), shards))
+        parts.append(world.of("a")[1])
+    assert sum(parts) == most and max(parts) - min(parts) <= 1
+
+
+def test_two_pools_that_inherit_one_limited_class_stay_as_they_are() -> None:
+    world = World(4, a=0)
+    pools = [{"name": name, "costPerHour": "1", "maxWorkers": 9} for name in ("x", "y")]
+    status = {"pools": [{"name": "x", "desired": 2, "ready": 2}, {"name": "y", "desired": 1}]}
+    spec = {**SPEC, "worker": {"className": "large"}, "pools": pools}
+    world.cache.put(SERVICE, made(SERVICE, "two", spec=spec, status=status))
+    shares = world.shares.of(world.service("two"))
+    assert {name: (share.most, share.now) for name, share in shares.items()} == {"x": (2, 2), "y": (1, 1)}
+    with pytest.raises(ConflictError):
+        world.shares.ask(world.service("two"), {"x": 9, "y": 9})
 
 
 def test_a_spec_that_cannot_be_read_has_no_share_and_keeps_nobody_from_theirs() -> None:

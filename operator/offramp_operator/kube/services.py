@@ -58,7 +58,7 @@ def services(
     *,
     instance: str,
     metrics: Metrics,
-    part: Callable[[], float] = lambda: 1.0,
+    shards: Callable[[], tuple[frozenset[int], int]] = lambda: (frozenset({0}), 1),
     listeners: tuple[PassListener, ...] = (),
 ) -> Managed:
     """The entry of services.
@@ -69,14 +69,15 @@ def services(
         What the administrator decided about workers; the key that signs plans.
     instance : str
         Name of this process in Events.
-    part : callable
-        How much of the services is this process's: so much of every limit on all of them is its to give.
+    shards : callable
+        The shards that this process holds, and how many there are: their part of every limit on all services is its to
+        give.
     listeners : tuple of PassListener
         Are shown every pass, besides ``metrics``.
     """
 
     def begin(seat: Seat) -> Reconcile:
-        platform = KubePlatform(seat.client, seat.cache, workers=workers, instance=instance, part=part)
+        platform = KubePlatform(seat.client, seat.cache, workers=workers, instance=instance, shards=shards)
         observer = Observer()
         seat.closing.push_async_callback(observer.close)
         metrics.pace(platform.standing)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from offramp_operator.kube.client import MAX_CONNECTIONS
 from offramp_operator.kube.leader import LeaderElector
@@ -45,6 +45,17 @@ def shard_of(key: ServiceKey, n_shards: int) -> int:
         seed = (seed * _MULTIPLIER + 1) % 2**64
         jump = int((shard + 1) * (2**31 / ((seed >> 33) + 1)))
     return shard
+
+
+def part_of(limit: int, held: Collection[int], n_shards: int) -> int:
+    """What those who hold some shards may give away of a limit on all services: the parts of all shards sum to it.
+
+    Examples
+    --------
+    >>> [part_of(6, {shard}, 4) for shard in range(4)], part_of(6, {0, 3}, 4)
+    ([2, 2, 1, 1], 3)
+    """
+    return sum(limit // n_shards + (shard < limit % n_shards) for shard in held)
 
 
 def lease_names(name: str, n_shards: int) -> list[str]:

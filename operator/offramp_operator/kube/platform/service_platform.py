@@ -45,8 +45,8 @@ class KubePlatform:
         What the administrator decided about workers.
     instance : str
         Name of this process in Events.
-    part : callable
-        The part of every limit on all services that is this process's to give.
+    shards : callable
+        The shards that this process holds, and how many there are.
     clock, monotonic : callable
         Seconds since the epoch; seconds that never jump.
     """
@@ -58,7 +58,7 @@ class KubePlatform:
         *,
         workers: manifests.WorkerSettings,
         instance: str,
-        part: Callable[[], float] = lambda: 1.0,
+        shards: Callable[[], tuple[frozenset[int], int]] = lambda: (frozenset({0}), 1),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,7 +68,7 @@ class KubePlatform:
         self._turns = TurnKeeper(clock=clock, monotonic=monotonic)
         children = Children(client, cache)
         self._classes = Classes(cache)
-        self._shares = ClassShares(cache, part=part)
+        self._shares = ClassShares(cache, shards=shards)
         self._templates = Templates(cache, workers, self._turns)
         self._fleet = FleetReader(cache, self._templates, monotonic=monotonic)
         self._routes = GatewayRoutes(cache, children, monotonic=monotonic)

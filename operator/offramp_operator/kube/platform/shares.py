@@ -7,9 +7,8 @@ service is about to ask for counts from the moment of the write on, so that two 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import ClassShare
@@ -28,6 +27,7 @@ from offramp_operator.kube.kinds import (
 from offramp_operator.kube.manifests import pool_name
 from offramp_operator.kube.platform.memory import key_of
 from offramp_operator.kube.pools import replicas_of
+from offramp_operator.kube.shards import part_of
 from offramp_operator.kube.watch import class_users, service_key
 from offramp_operator.kube.worker_class import WorkerClass
 from offramp_operator.shell.log import log_event
@@ -50,14 +50,19 @@ class ClassShares:
 
     Parameters
     ----------
-    part : callable
-        Of the limit of every class, which is this process's to give: less than 1 where others have services of their
-        own.
+    shards : callable
+        The shards that this process holds, and how many there are: others have services, and parts of every limit, of
+        their own.
     """
 
-    def __init__(self, cache: ObjectCache, *, part: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(
+        self,
+        cache: ObjectCache,
+        *,
+        shards: Callable[[], tuple[frozenset[int], int]] = lambda: (frozenset({0}), 1),
+    ) -> None:
         self._cache = cache
-        self._part, self._known_part = part, 0.0
+        self._shards, self._known_shards = shards, shards()
         self._classes: dict[str, _Limited] = {}
         self._users: dict[ServiceKey, tuple[str, ...]] = {}
         self._asks: dict[ServiceKey, dict[str, int]] = {}
@@ -132,13 +137,14 @@ class ClassShares:
     def _shares(self, name: str) -> dict[str, ClassShare]:
         limited = self._classes[name]
         if limited.shares is None:
-            most = math.floor(limited.most * self._known_part + 1e-9)
+            most = part_of(limited.most, *self._known_shards)
             try:
-                limited.shares = next_shares(name, most, limited.uses.values())
+                shares = next_shares(name, most, limited.uses.values())
             except Exception as error:
                 self._tell_odd(f"WorkerClass {name}", error)
                 limited.shares = {user: self._as_it_is(name, use.holds) for user, use in limited.uses.items()}
             else:
+                limited.shares = {user: replace(share, max_workers=limited.most) for user, share in shares.items()}
                 self._odd.pop(f"WorkerClass {name}", None)
         return limited.shares
 
@@ -149,8 +155,8 @@ class ClassShares:
 
     def _refresh(self) -> None:
         """Read again what has changed."""
-        if self._known_part != self._part():
-            self._known_part = self._part()
+        if self._known_shards != self._shards():
+            self._known_shards = self._shards()
             for limited in self._classes.values():
                 limited.shares = None
         for name in tuple(self._changed_classes):
