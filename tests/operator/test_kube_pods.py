@@ -180,3 +180,14 @@ def test_a_pod_that_began_anew_or_does_not_say_tells_nothing() -> None:
     ):
         assert endpoint(pod, current=True).startup is None
     assert endpoint(started(placed=2, fetched=9, started=10), current=True).startup is None
+
+
+def test_a_pod_that_was_not_ready_for_a_moment_long_after_its_start_tells_nothing() -> None:
+    pod = started(placed=2, fetched=9, started=10, ready=51)
+    found = []
+    for failures in (20, 21):
+        probe = {"periodSeconds": 2, "failureThreshold": failures}
+        found.append(
+            endpoint({**pod, "spec": {"containers": [{"name": "worker", "startupProbe": probe}]}}, current=True)
+        )
+    assert [worker.startup is not None for worker in found] == [False, True]

@@ -7,6 +7,7 @@ anyone who may create pods may label them.
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import pairwise
@@ -17,7 +18,7 @@ from offramp_core.reasons import MaybeReason, Reason
 from offramp_operator.kube.devices import requested, shortage, unhealthy
 from offramp_operator.kube.failures import condition, containers, creation_failure, failure, reason_of
 from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, owner_of, uid_of
-from offramp_operator.kube.manifests import ADMIN_PORT
+from offramp_operator.kube.manifests import ADMIN_PORT, CONTAINER
 
 REPLACED_SECONDS = 60.0  # how far apart the end of a pod and the start of its replacement may be
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
@@ -101,7 +102,8 @@ def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> Wor
 
 def startup(pod: Object) -> StartUp | None:
     """How long each step took until the worker was ready; None of one that began anew, or does not say. Kubernetes
-    tells whole seconds."""
+    tells whole seconds, and only when a pod last became ready: beyond the deadline of its start that was not the first
+    time."""
     worker = next(iter(containers(pod)), {})
     running = (worker.get("state") or {}).get("running") or {}
     moments = [
@@ -114,7 +116,16 @@ def startup(pod: Object) -> StartUp | None:
     known = [moment.timestamp() for moment in moments if moment is not None]
     if len(known) < len(moments) or worker.get("restartCount") or known != sorted(known):
         return None
+    if known[-1] - known[-2] > _start_deadline(pod):
+        return None
     return StartUp(known[0], StartUpTimes(*(after - before for before, after in pairwise(known))))
+
+
+def _start_deadline(pod: Object) -> float:
+    """Seconds within which its worker has to start, or is started anew."""
+    specs = (pod.get("spec") or {}).get("containers") or ()
+    probe = next((spec.get("startupProbe") or {} for spec in specs if spec.get("name") == CONTAINER), {})
+    return probe.get("periodSeconds", 0) * probe.get("failureThreshold", 0) or math.inf
 
 
 def admin_url(pod: Object) -> str | None:
