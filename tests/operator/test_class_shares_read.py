@@ -10,7 +10,18 @@ import pytest
 
 from offramp_core.control.objects import Service
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.kinds import DEPLOYMENT, SERVICE, WORKER_CLASS, Kind, Object, uid_of
+from offramp_operator.kube.kinds import (
+    CLASS_LABEL,
+    DEPLOYMENT,
+    POD,
+    POOL_LABEL,
+    SERVICE,
+    SERVICE_LABEL,
+    WORKER_CLASS,
+    Kind,
+    Object,
+    uid_of,
+)
 from offramp_operator.kube.managed import forever
 from offramp_operator.kube.platform.shares import ClassShares
 from offramp_operator.shell.manifests import service_from_manifest
@@ -57,11 +68,26 @@ class World:
         status = {"pools": [obj["status"]["pools"][0] | pool], "poolPlan": {"demand": demand}}
         self.cache.put(SERVICE, made(SERVICE, name, spec=obj["spec"], status=status))
 
-    def deploy(self, name: str, replicas: int) -> None:
+    def deploy(self, name: str, replicas: int, *, of_class: str = "large") -> None:
         owner = {"kind": "EarlyExitService", "name": name, "uid": f"EarlyExitService-{name}", "controller": True}
-        obj = made(DEPLOYMENT, f"{name}-fast", spec={"replicas": replicas})
+        template = {"metadata": {"labels": {CLASS_LABEL: of_class, POOL_LABEL: "fast"}}}
+        obj = made(DEPLOYMENT, f"{name}-fast", spec={"replicas": replicas, "template": template})
         obj["metadata"]["ownerReferences"] = [owner]
         self.cache.put(DEPLOYMENT, obj)
+
+    def pod(self, name: str, n: int, **status: str) -> str:
+        """A pod of a service's; its uid."""
+        obj = made(POD, f"{name}-fast-{n}", status={"phase": "Running", **status})
+        obj["metadata"]["labels"] = {CLASS_LABEL: "large", POOL_LABEL: "fast", SERVICE_LABEL: name}
+        self.cache.put(POD, obj)
+        return uid_of(obj)
+
+    def spec(self, name: str, *pools: dict[str, str]) -> None:
+        """Other pools, with the status that there is."""
+        obj = self.cache.get(SERVICE, "default", name)
+        assert obj is not None
+        spec = {**SPEC, "pools": [{"costPerHour": "1", "maxWorkers": 9, **pool} for pool in pools]}
+        self.cache.put(SERVICE, made(SERVICE, name, spec=spec, status=obj["status"]))
 
     def service(self, name: str) -> Service:
         obj = self.cache.get(SERVICE, "default", name)
@@ -212,3 +238,51 @@ def test_work_beside_the_passes_goes_on_when_it_fails(caplog: pytest.LogCaptureF
 
     asyncio.run(beside())
     assert len([record for record in caplog.records if "odd" in record.getMessage()]) == 1
+
+
+def test_workers_of_a_spec_that_cannot_be_read_count_until_they_are_gone() -> None:
+    world = World(4, a=3, b=1)
+    world.deploy("a", 3)
+    assert world.of("b") == (2, 1)
+    world.cache.put(SERVICE, made(SERVICE, "a", spec={"pools": [{"name": "fast", "className": "large"}]}))
+    assert world.of("b") == (1, 1)
+    world.deploy("a", 0)
+    assert world.shares.woken() == {ServiceKey("default", "b")} and world.of("b") == (4, 4)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_workers_of_a_service_that_is_gone_count_until_they_have_ended(restarts: bool) -> None:
+    world = World(4, a=3, b=1)
+    world.deploy("a", 3)
+    pods = [world.pod("a", n) for n in range(3)]
+    world.cache.remove(SERVICE, "EarlyExitService-a")
+    if restarts:
+        world.shares = ClassShares(world.cache)
+    assert world.of("b") == (1, 1)
+    world.cache.remove(DEPLOYMENT, "Deployment-a-fast")
+    assert world.of("b") == (1, 1), "its pods still end"
+    world.cache.remove(POD, pods[0])
+    world.pod("a", 1, phase="Failed")
+    assert world.of("b") == (3, 3)
+    world.cache.remove(POD, pods[2])
+    assert world.of("b") == (4, 4)
+
+
+def test_workers_of_a_pool_that_has_another_class_or_name_now_count_until_they_are_gone() -> None:
+    for pool in ({"name": "fast", "className": "other"}, {"name": "new", "className": "large"}, {"name": "fast"}):
+        world = World(4, a=3, b=1)
+        world.deploy("a", 3)
+        world.spec("a", pool)
+        assert world.of("b")[1] == 1, pool
+        world.deploy("a", 1)
+        assert world.of("b")[1] == 3, pool
+        world.deploy("a", 1, of_class="other")
+        assert world.of("b")[1] == 4, pool
+
+
+def test_a_renamed_pool_may_have_what_the_earlier_one_has() -> None:
+    world = World(3, a=3)
+    world.deploy("a", 3)
+    world.spec("a", {"name": "new", "className": "large"})
+    assert world.shares.of(world.service("a"))["new"].now == 3, "else neither would ever go or come"
+    world.shares.ask(world.service("a"), {"new": 3})

@@ -10,15 +10,21 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import ClassShare
 from offramp_core.control.workers.class_shares import ClassUse, next_shares, uses_of
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import (
+    CLASS_LABEL,
     DEPLOYMENT,
+    POD,
+    POOL_LABEL,
     SERVICE,
     WORKER_CLASS,
+    Kind,
     Object,
     classes_of,
     name_of,
@@ -28,11 +34,14 @@ from offramp_operator.kube.manifests import pool_name
 from offramp_operator.kube.platform.memory import key_of
 from offramp_operator.kube.pools import replicas_of
 from offramp_operator.kube.shards import part_of
+from offramp_operator.kube.trim import content
 from offramp_operator.kube.watch import class_users, service_key
 from offramp_operator.kube.worker_class import WorkerClass
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import ConflictError, ServiceKey
+
+ENDED = ("Succeeded", "Failed")  # phases of pods that hold nothing any more
 
 
 @dataclass(slots=True)
@@ -43,6 +52,8 @@ class _Limited:
     uses: dict[str, ClassUse] = field(default_factory=dict)
     shares: dict[str, ClassShare] | None = None
     before: Mapping[str, ClassShare] = field(default_factory=dict)
+    #: Deployments and pods of each service that are labeled with the class, whatever the spec is now.
+    marked: dict[ServiceKey, set[tuple[Kind, str]]] = field(default_factory=dict)
 
 
 class ClassShares:
@@ -78,7 +89,18 @@ class ClassShares:
             self._changed.update(class_users(obj, self._cache))
         elif obj.get("kind") == SERVICE.name and (classes_of(obj) or service_key(obj) in self._users):
             self._changed.add(ServiceKey(namespace_of(obj), name_of(obj)))
-        elif obj.get("kind") == DEPLOYMENT.name and (key := service_key(obj)) in self._users and key is not None:
+        elif obj.get("kind") in (DEPLOYMENT.name, POD.name) and (key := service_key(obj)) is not None:
+            had = any(key in limited.marked for limited in self._classes.values())
+            if had or (obj["kind"] == DEPLOYMENT.name and key in self._users):
+                self._changed.add(key)
+            self._mark(key, obj)
+
+    def _mark(self, key: ServiceKey, obj: Object) -> None:
+        """Note what has workers of a class with a limit, or is one."""
+        kind = DEPLOYMENT if obj["kind"] == DEPLOYMENT.name else POD
+        limited = self._classes.get(_marks(obj).get(CLASS_LABEL, "")) if self._classes else None
+        if limited is not None:
+            limited.marked.setdefault(key, set()).add((kind, name_of(obj)))
             self._changed.add(key)
 
     # --- what a pass asks for ------------------------------------------------------------------------
@@ -159,6 +181,7 @@ class ClassShares:
             self._known_shards = self._shards()
             for limited in self._classes.values():
                 limited.shares = None
+        known = set(self._classes)
         for name in tuple(self._changed_classes):
             obj = self._cache.get(WORKER_CLASS, "", name)
             most = None if obj is None else WorkerClass.of(obj).max_workers
@@ -170,6 +193,11 @@ class ClassShares:
             else:
                 self._classes[name].most, self._classes[name].shares = most, None
             self._changed_classes.discard(name)
+        if not known.issuperset(self._classes):
+            for kind in (DEPLOYMENT, POD):
+                for obj in self._cache.all(kind):
+                    if (key := service_key(obj)) is not None:
+                        self._mark(key, obj)
         for key in tuple(self._changed):
             self._read(key)
             self._changed.discard(key)  # only now: what cannot be read now is read at the next call
@@ -177,41 +205,73 @@ class ClassShares:
     def _read(self, key: ServiceKey) -> None:
         obj = self._cache.get(SERVICE, key.namespace, key.name)
         named = () if obj is None else classes_of(obj)
-        for name in {*self._users.pop(key, ()), *named}:
-            if name in self._classes and name not in named:
-                self._classes[name].uses.pop(str(key), None)
-                self._classes[name].shares = None
-        if obj is None or not named:
+        self._users.pop(key, None)
+        if named:
+            self._users[key] = named
+        else:
             self._asks.pop(key, None)
             self._odd.pop(str(key), None)
-            return
-        self._users[key] = named
-        limited = {name: self._classes[name] for name in named if name in self._classes}
-        uses = self._uses(key, obj) if limited else {}
-        for name, known in limited.items():
+        uses = self._uses(key, obj if named else None)
+        for name, known in self._classes.items():
             if known.uses.get(str(key)) != uses.get(name):
                 known.shares = None
                 known.uses.pop(str(key), None)
                 if name in uses:
                     known.uses[str(key)] = uses[name]
 
-    def _uses(self, key: ServiceKey, obj: Object) -> dict[str, ClassUse]:
+    def _uses(self, key: ServiceKey, obj: Object | None) -> dict[str, ClassUse]:
+        service = None
         try:
-            service = service_from_manifest(obj)
+            if obj is not None and not obj["metadata"].get("deletionTimestamp"):
+                service = service_from_manifest(obj)
         except (InvalidSpecError, InvalidArgumentError):  # its pass says so
-            return {}
+            pass
+        except Exception as error:
+            self._tell_odd(str(key), error)
+        if service is None:  # what it has may still run
+            return {name: ClassUse(str(key), n) for name in self._classes if (n := self._running(key, name))}
         holds = {pool.name: pool.desired for pool in service.status.pools} or {"": service.status.workers.desired}
         for pool in ("", *(pool.name for pool in service.spec.pools)):
             name = pool_name(key.name, pool) if pool else key.name
             there = self._cache.get(DEPLOYMENT, key.namespace, name)
             holds[pool] = max(holds.get(pool, 0), replicas_of(there), self._asks.get(key, {}).get(pool, 0))
+        # Workers of an earlier spec: those that come in their place are the surge of an update.
+        of_class, earlier = _classes_of_pools(service), dict[str, ClassUse]()
+        for name in self._classes:
+            pools = [pool for pool, class_name in of_class.items() if class_name == name]
+            running = self._running(key, name, but=pools)
+            more = running - sum(holds[pool] for pool in pools)
+            if more > 0 and pools:
+                holds[pools[0]] += more
+            elif more > 0:
+                earlier[name] = ClassUse(str(key), running)
         try:
             uses = uses_of(service, holds=holds, limited=self._classes)
         except Exception as error:
             self._tell_odd(str(key), error)
-            return _held(service, holds, self._classes)
-        self._odd.pop(str(key), None)
-        return uses
+            uses = _held(service, holds, self._classes)
+        else:
+            self._odd.pop(str(key), None)
+        return {**earlier, **uses}
+
+    def _running(self, key: ServiceKey, name: str, *, but: Collection[str] = ()) -> int:
+        """Workers of a class that a service's Deployments ask for or that have not ended, by their labels, but those of
+        some pools."""
+        asked, there, marked = dict[str, int](), dict[str, int](), self._classes[name].marked
+        for kind, called in tuple(marked.get(key, ())):
+            obj = self._cache.get(kind, key.namespace, called)
+            marks = {} if obj is None else _marks(obj)
+            if obj is None or service_key(obj) != key or marks.get(CLASS_LABEL) != name:
+                marked[key].discard((kind, called))
+            elif (pool := marks.get(POOL_LABEL, "")) in but:
+                continue
+            elif kind is DEPLOYMENT:
+                asked[pool] = asked.get(pool, 0) + replicas_of(obj)
+            elif (obj.get("status") or {}).get("phase") not in ENDED:
+                there[pool] = there.get(pool, 0) + 1
+        if key in marked and not marked[key]:
+            del marked[key]
+        return sum(max(asked.get(pool, 0), there.get(pool, 0)) for pool in {*asked, *there})
 
     def _tell_odd(self, name: str, error: Exception) -> None:
         """Tell once that nothing follows from what is known of one; all others go on."""
@@ -221,11 +281,25 @@ class ClassShares:
             log_event("class-share-failed", message, level=logging.ERROR, error=error)
 
 
+def _marks(obj: Object) -> Mapping[str, str]:
+    """The labels of a pod, or of the pods of a Deployment where it has any of a class."""
+    if obj.get("kind") == POD.name:
+        return obj["metadata"].get("labels") or {}
+    spec = content(obj)
+    if CLASS_LABEL.encode() not in spec:  # most have none, and every change of each comes by here
+        return {}
+    return ((msgspec.json.decode(spec).get("template") or {}).get("metadata") or {}).get("labels") or {}
+
+
+def _classes_of_pools(service: Service) -> dict[str, str]:
+    """The class of each pool's workers; "" is where there are no pools."""
+    return {pool.name: pool.class_name for pool in service.spec.pools} or {"": service.spec.class_name}
+
+
 def _held(service: Service, holds: Mapping[str, int], limited: Collection[str]) -> dict[str, ClassUse]:
     """What a service has of each class, and would do nothing else with."""
-    name, spec, found = str(key_of(service)), service.spec, dict[str, int]()
-    of_class = {pool.name: pool.class_name for pool in spec.pools} or {"": spec.class_name}
-    for pool, class_name in of_class.items():
+    name, found = str(key_of(service)), dict[str, int]()
+    for pool, class_name in _classes_of_pools(service).items():
         found[class_name] = found.get(class_name, 0) + holds[pool]
     return {class_name: ClassUse(name, n) for class_name, n in found.items() if class_name in limited}
 
