@@ -46,9 +46,13 @@ class _InTurns(Dispatch):
     def __init__(self, ways: Mapping[str, Dispatch]) -> None:
         self.ways, self.now = dict(ways), next(iter(ways))
 
-    def assign(self, *, request_class: str, greedy: bool, never_exit: bool, running: int = 0) -> Assigned:
+    def assign(
+        self, *, request_class: str, greedy: bool, never_exit: bool, running: int = 0, ahead: int = 0
+    ) -> Assigned:
         way = self.ways[self.now]
-        return way.assign(request_class=request_class, greedy=greedy, never_exit=never_exit, running=running)
+        return way.assign(
+            request_class=request_class, greedy=greedy, never_exit=never_exit, running=running, ahead=ahead
+        )
 
     def learn(self, assigned: Assigned, *, seconds: float, tokens: int, beside: int) -> None:
         self.ways[self.now].learn(assigned, seconds=seconds, tokens=tokens, beside=beside)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from offramp_core.generation.admission import AdmissionLimits
-from offramp_core.generation.drafts import Drafts
-from offramp_core.generation.levels import Setting
+from offramp_core.generation.drafts import Context, Drafts
+from offramp_core.generation.levels import NONE, Setting
 from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.answers import Piece
@@ -179,3 +179,49 @@ def test_answers_of_two_tokens_are_learned_about(seed: int) -> None:
     engine.drafted = 200.0
     desk.serve(20, tokens=2)
     assert told(drafts) == {"none"}
+
+
+SIX = tuple(Setting(draft, n) for draft in ("int4", "int8", "ngram") for n in (2, 3))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_clients_do_not_keep_each_other_s_drafts_on(seed: int) -> None:
+    """An answer beside one with a draft has a pass for itself, which is slower than the draft and than two in one."""
+    drafts = Drafts(SIX, dict.fromkeys(SIX, 0.69))
+    desk, off = Desk(drafts, Engine(44.0), seed=seed), Desk(Drafts(()), Engine(44.0))
+    desk.serve(100, clients=2)
+    assert drafts.serving()[Context("", 2)] == NONE
+    assert desk.serve(200, clients=2) < 1.03 * off.serve(200, clients=2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_clients_have_a_draft_that_pays_and_lose_it_when_it_does_not(seed: int) -> None:
+    drafts, engine = Drafts((INT4,), {INT4: 0.45}), Engine(30.0)
+    desk = Desk(drafts, engine, seed=seed)
+    desk.serve(200, clients=2)
+    assert "int4:3" in told(drafts)
+    engine.drafted = 50.0
+    desk.serve(60, clients=2)
+    desk.drafted = 0
+    desk.serve(100, clients=2)
+    assert desk.drafted < 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_of_one_request_are_decided_about_as_they_are_computed(seed: int) -> None:
+    """Not the first as if it were alone."""
+    drafts, engine = Drafts((INT4,), {INT4: 0.66}), Engine(44.0)
+    desk, off = Desk(drafts, engine, seed=seed), Desk(Drafts(()), Engine(44.0))
+    desk.serve(60)
+    assert told(drafts) == {"int4:3"}
+    desk.serve(10, answers=8)
+    assert desk.serve(30, answers=8) < 1.05 * off.serve(30, answers=8)
+
+
+def test_nothing_unknown_is_tried_again_while_a_trial_waits_in_line() -> None:
+    drafts = Drafts((INT4,), {INT4: 0.7})
+    desk = Desk(drafts, Engine(200.0))
+    desk.serve(10)
+    context = next(iter(drafts.serving()))
+    chosen = [drafts.choose(context, draw=0.2, ahead=i) for i in range(64)]
+    assert chosen.count(INT4) <= 7, "the line doubles from trial to trial"

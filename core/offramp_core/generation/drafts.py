@@ -63,8 +63,9 @@ class Drafts:
     )  # answers written side by side of late, by load at admission
     _failures: dict[str, float] = field(default_factory=dict)  # of late, by draft
 
-    def choose(self, context: Context, *, draw: float) -> Setting:
-        """The setting for the next request of a context."""
+    def choose(self, context: Context, *, draw: float, ahead: int = 0) -> Setting:
+        """The setting for the next request of a context; ``ahead`` of it are computed or wait, of which nothing is
+        known yet."""
         if not self.settings:
             return NONE
         if gone := self._classes.count(context.request_class):
@@ -72,9 +73,18 @@ class Drafts:
         at = self._at(context)
         book = self._book(at)
         book.earn()
+        if book.plain:
+            book.plain -= 1
+            return NONE
         tried = self._candidate(at, book, draw)
-        if tried is None or not book.spend(tried, self._expected(at, tried), at_once=at.load):
+        if tried is None:
             return book.serves
+        # What none takes shows only where all beside have none as well.
+        many = 2 * at.load if tried == NONE and at.load > 1 else 1
+        open_for = max(2 * (at.load - 1), ahead)
+        if not book.spend(tried, self._expected(at, tried), open_for=open_for, many=many):
+            return book.serves
+        book.plain = many - 1
         return tried
 
     def observe(self, context: Context, setting: Setting, *, seconds: float, tokens: int, beside: int) -> None:

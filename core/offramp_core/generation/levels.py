@@ -68,6 +68,7 @@ class Book:
     serves: Setting = NONE
     allowance: float = 0.0
     turn: int = 0  # whose fair turn is next
+    plain: int = 0  # requests in a row that are still computed without a draft, as a trial of none
     quiet: int = 0  # requests until something unknown may be tried again: the trial before it may not have ended
 
     def earn(self) -> None:
@@ -88,14 +89,15 @@ class Book:
         level = self.levels[setting]
         return level.n > 0 and level.mean < self.levels[self.serves].mean
 
-    def spend(self, tried: Setting, expected: float, *, at_once: int) -> bool:
-        """Whether a trial can be afforded, which is paid for then; ``at_once`` requests are computed side by side."""
-        cost, unknown = self._cost(expected), not self.levels[tried].n
+    def spend(self, tried: Setting, expected: float, *, open_for: int, many: int = 1) -> bool:
+        """Whether so many trials in a row can be afforded, which are paid for then; one may be open for so many further
+        requests."""
+        cost, unknown = many * self._cost(expected), not self.levels[tried].n
         if self.allowance < cost or (unknown and self.quiet):
             return False
         self.allowance -= cost
         if unknown:
-            self.quiet = 2 * (at_once - 1)
+            self.quiet = open_for
         return True
 
     def add(self, setting: Setting, value: float, *, expected: float) -> None:

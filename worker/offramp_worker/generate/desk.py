@@ -280,7 +280,7 @@ class GenerationDesk:
 
     def _turn(self, tickets: Sequence[Ticket], tokens: int, pieces: list[tuple[Ticket, Piece]]) -> float:
         """Step these; what there is to show is added to ``pieces``. The seconds it took."""
-        left = sum(t.prompt_left for t in tickets)
+        left, mixed = sum(t.prompt_left for t in tickets), any(t.drafts for t in tickets)
         progress, seconds = self._computing.step(tickets, tokens)
         self._audits.served(seconds)
         new = sum(len(p.tokens) for p in progress)
@@ -288,7 +288,7 @@ class GenerationDesk:
             if new and not left:
                 self._line.pace = self._line.pace.wrote(new, seconds)
             for ticket, one in zip(tickets, progress, strict=True):
-                ticket.worked(one.seconds or seconds / len(tickets), among=len(tickets))
+                ticket.worked(one.seconds or seconds / len(tickets), among=len(tickets), mixed=mixed)
                 self._took(ticket, one, pieces)
             if left:
                 read = left - sum(t.prompt_left for t in tickets)

@@ -100,8 +100,10 @@ class Dispatch:
         self._number = 0
         self._distrusted: deque[str] = deque()
 
-    def assign(self, *, request_class: str, greedy: bool, never_exit: bool, running: int = 0) -> Assigned:
-        """How the next request is computed, beside ``running`` others.
+    def assign(
+        self, *, request_class: str, greedy: bool, never_exit: bool, running: int = 0, ahead: int = 0
+    ) -> Assigned:
+        """How the next request is computed, beside ``running`` others; ``ahead`` of it are computed or wait.
 
         Lossless parts keep the distribution of samples; lossy ones do not, and are off for them unless the worker was
         told otherwise. Such a request still counts for the arm that was drawn.
@@ -124,7 +126,7 @@ class Dispatch:
         if self._reference is None and steps[-1].variant == REFERENCE:
             context = Context(request_class, load_class(running + 1), not greedy)
             if len(steps) == 1:
-                setting = self._drafts.choose(context, draw=self._draw())
+                setting = self._drafts.choose(context, draw=self._draw(), ahead=ahead)
             else:  # what it takes is not learned, so it is no trial
                 setting = self._drafts.serves(context)
             reference = DecodingRoute(REFERENCE, setting.draft, setting.tokens)

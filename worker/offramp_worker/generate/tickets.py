@@ -71,10 +71,16 @@ class Ticket:
     turns: int = 0
     company: int = 0
 
-    def worked(self, seconds: float, *, among: int) -> None:
-        """The engine was busy with it, in a turn of so many."""
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft proposes tokens of it."""
+        return bool(self.assigned.route(self.step).draft)
+
+    def worked(self, seconds: float, *, among: int, mixed: bool = False) -> None:
+        """The engine was busy with it, in a turn of so many; ``mixed`` where some of them have a draft. Those are
+        computed alone, and keep the others apart: such a turn does not show what answers without one take."""
         self.busy += seconds
-        if not self.reads:
+        if not self.reads and (self.drafts or not mixed):
             self.writing += seconds
             self.turns += 1
             self.company += among
@@ -86,8 +92,12 @@ class Ticket:
 
     @property
     def written(self) -> int:
-        """Tokens that came while it was written: all but the first, which comes with the end of the prompt."""
-        return len(self.answer.tokens) - 1
+        """Tokens that came in its turns behind the prompt, with which the first one comes; of an answer without a draft
+        in those that count (:meth:`worked`), where they are most of it."""
+        behind = len(self.answer.tokens) - 1
+        if self.drafts:
+            return behind
+        return self.turns if 2 * self.turns > behind else 0
 
     @property
     def size(self) -> int:
@@ -152,13 +162,18 @@ class TicketMaker:
             It could never be served: its caches are larger than all the memory there is for them.
         """
         n = len(asked.prompts)
-        return [self._ticket(asked, i, reply // n, min(running + i, at_once - 1)) for i in range(n)]
+        beside = min(running + n, at_once) - 1  # all of them begin together
+        return [self._ticket(asked, i, reply // n, beside, running + i) for i in range(n)]
 
-    def _ticket(self, asked: Asked, i: int, reply: int, running: int) -> Ticket:
+    def _ticket(self, asked: Asked, i: int, reply: int, running: int, ahead: int) -> Ticket:
         wanted, prompt, most = asked.wanted, asked.prompts[i], asked.max_tokens[i]
         sampling = wanted.sampling
         assigned = self._dispatch.assign(
-            request_class=wanted.request_class, greedy=sampling.greedy, never_exit=wanted.never_exit, running=running
+            request_class=wanted.request_class,
+            greedy=sampling.greedy,
+            never_exit=wanted.never_exit,
+            running=running,
+            ahead=ahead,
         )
         needed = self._cache_bytes(assigned, prompt, most)
         judged = sampling.greedy and assigned.counted and (self._compares or not assigned.is_reference)
