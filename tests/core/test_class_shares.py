@@ -301,6 +301,17 @@ def test_services_that_hold_each_others_workers_change_places() -> None:
     assert cluster.settle(Random(0)) == {"a": {"fast": 3, "slow": 0}, "b": {"fast": 0, "slow": 3}}
 
 
+def test_a_service_that_gets_none_of_a_full_class_has_a_worker_of_the_other_one() -> None:
+    costs = {"a": ("1", "0.5", 60.0), "b": ("3", "0.5", 25.0), "c": ("3", "0.5", 5.0), "d": ("1", "0.5", 120.0)}
+    cluster = Cluster({"large": 4, "small": 3}, {}, {})
+    for name, (fast, slow, demand) in costs.items():
+        fewest = 2 if name in "bd" else 0
+        pools = of_class("large", "fast", fast, minWorkers=fewest), of_class("small", "slow", slow)
+        cluster.services[name], cluster.demand[name] = a_service(name, *pools), demand
+    settled = cluster.settle(Random(0))
+    assert all(sum(n.values()) for n in settled.values()), settled
+
+
 def test_workers_whose_number_a_person_decides_on_count() -> None:
     fixed, planned = ClassUse("default/fixed", 3), ClassUse("default/a", 0, claim("default/a", most=5))
     shares = next_shares("large", 4, [fixed, planned])

@@ -76,8 +76,20 @@ def uses_of(service: Service, *, holds: Mapping[str, int], limited: Collection[s
             uses[pool.class_name] = ClassUse(name, has)
         else:
             claim = _claim(service, pool, name=name, holds=holds.get(pool.name, 0), limited=limited)
+            others = [p for p in spec.pools if p is not pool]
+            if claim.answers and not claim.most and not any(holds.get(p.name) for p in others):
+                claim = replace(
+                    claim, most=int(_serves(service, pool))
+                )  # none of another class: better one than nothing
             uses[pool.class_name] = ClassUse(name, holds.get(pool.name, 0), claim)
     return uses
+
+
+def _serves(service: Service, pool: WorkerPool) -> bool:
+    """Whether a service could be answered from one of its pools alone."""
+    known = tuple(replace(p, planned=0, desired=0) for p in service.status.pools if p.name == pool.name)
+    view = view_of(service, known, max(service.status.pool_plan.demand, LEAST_RATE))
+    return bool(known) and bool(plan_pools(replace(view, pools=(pool,))).planned)
 
 
 def _claim(service: Service, pool: WorkerPool, *, name: str, holds: int, limited: Collection[str]) -> Claim:
