@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import bundles
+import pytest
 from engines import new_engine
 
 from offramp_core.sharing import WINDOW_SECONDS
 from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.accounts.audits import BACKLOG_LIMIT, MAX_CHUNK
+from offramp_worker.engine.arms.arms import Active
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.turns import SharedExecutor
@@ -30,6 +34,7 @@ class World:
     now: float = 0.0
     order: list[str] = field(default_factory=list)
     engines: dict[str, Engine] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def run(self, story: Callable[[World], Awaitable[None]]) -> list[str]:
         async def told() -> None:
@@ -37,7 +42,7 @@ class World:
             turns = LoopTurns(self.executor)
             for name in ("flood", "other"):
                 turn, deliver = self.executor.turn(name, ask=turns.ask), partial(self.deliver, name)
-                self.engines[name] = new_engine(self.bundle, self.sessions, deliver=deliver, turn=turn)
+                self.engines[name] = new_engine(self.bundle, self.sessions, deliver=deliver, turn=turn, **self.options)
                 self.engines[name].start()
             for name, seconds in (("other", 0.01 * WINDOW_SECONDS), ("flood", WINDOW_SECONDS)):
                 with self.executor.turn(name):
@@ -50,9 +55,10 @@ class World:
         asyncio.run(told())
         return self.order
 
-    def ask(self, name: str, rows: int = 1) -> None:
-        self.engines[name].submit(bundles.inputs(rows), never_exit=False, wake=False)
+    def ask(self, name: str, rows: int = 1) -> Ticket:
+        ticket = self.engines[name].submit(bundles.inputs(rows), never_exit=False, wake=False)
         self.engines[name].serve()
+        return ticket
 
     def deliver(self, name: str, tickets: list[Ticket]) -> None:
         self.order += [name] * len(tickets)
@@ -104,3 +110,62 @@ def test_requests_of_an_engine_that_closes_are_answered(bundle: Bundle, sessions
         world.engines["other"].close()
 
     assert World(bundle, sessions).run(story) == ["other"] * 3
+
+
+def test_audits_take_precedence_where_too_many_wait_though_requests_always_do(
+    bundle: Bundle, sessions: Sessions
+) -> None:
+    n, most = 2 * BACKLOG_LIMIT, 0
+
+    async def story(world: World) -> None:
+        nonlocal most
+        engine = world.engines["other"]
+        engine.activate(Active(replace(engine.active.off, audit_rate=1.0)))
+        for _ in range(n):
+            world.ask("other")
+        while len(world.order) < n:
+            await asyncio.sleep(0)
+            most = max(most, len(engine._desk))
+
+    World(bundle, sessions).run(story)
+    assert BACKLOG_LIMIT // 2 < most <= BACKLOG_LIMIT + MAX_CHUNK
+
+
+def test_requests_that_wait_for_a_batch_to_fill_are_answered(bundle: Bundle, sessions: Sessions) -> None:
+    async def story(world: World) -> None:
+        world.ask("other")
+        await world.answers(1)
+
+    assert World(bundle, sessions, options={"batching": "tf-serving"}).run(story) == ["other"]
+
+
+def test_who_waited_for_the_answer_of_a_request_that_went_away_is_answered(bundle: Bundle, sessions: Sessions) -> None:
+    async def story(world: World) -> None:
+        engine = world.engines["other"]
+        engine._batcher.wake = lambda: None  # type: ignore[method-assign]  # its thread is busy
+        first, _ = world.ask("other"), world.ask("other")
+        engine.cancel(first)
+        await world.answers(1)
+
+    assert World(bundle, sessions, options={"cache_bytes": 1 << 20}).run(story) == ["other"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("step", ["claim", "take"])
+def test_an_engine_that_breaks_is_told_and_the_others_go_on(bundle: Bundle, sessions: Sessions, step: str) -> None:
+    def broken(**_: Any) -> None:
+        raise RuntimeError
+
+    async def story(world: World) -> None:
+        engine = world.engines["flood"]
+        setattr(engine._batcher, step, broken)
+        world.ask("flood")
+        world.ask("other")
+        await world.answers(1)
+        while engine.alive:
+            await asyncio.sleep(0)
+        world.ask("flood")
+        world.ask("other")
+        await world.answers(2)
+
+    assert World(bundle, sessions).run(story) == ["other"] * 2

@@ -138,6 +138,58 @@ def test_a_batch_that_fails_gives_its_turn_back() -> None:
     assert executor.try_take("a")
 
 
+def test_a_thread_does_not_pass_the_event_loop_which_has_been_chosen(clock: Clock) -> None:
+    executor = SharedExecutor({"a": 1.0, "b": 1.0}, clock=clock)
+    line, called = Line(executor, clock), list[None]()
+    executor.on_free = lambda: called.append(None)
+    asks = {"a": Claim(1.0)}
+    assert executor.begin(asks) == "a"
+    executor.give("a", asked=asks)
+    assert len(called) == 1
+    line.wait("b", due=math.inf)
+    assert len(called) == 2, "the loop decides"
+    assert not executor.turn("b").acquire(blocking=False)
+    assert executor.begin(asks) == "a" and not line.ran
+    executor.give("a", asked={})
+    assert line.join() == ["b"]
+
+
+def test_time_in_which_nobody_asks_counts_for_nobody(clock: Clock) -> None:
+    executor = SharedExecutor({"a": 1.0, "b": 1.0}, clock=clock)
+    for nothing_left in (True, False):
+        assert executor.begin({"a": Claim(1.0)}) == "a"
+        clock.now += 0.002
+        executor.give("a", asked={} if nothing_left else None)
+        if not nothing_left:
+            assert executor.begin({}) is None
+        with executor.turn("b"):
+            clock.now += 0.002
+        clock.now += 600.0
+    assert executor.begin({"a": Claim(1.0)}) == "a"
+    executor.give("a", asked={})
+    assert executor.seconds == {"a": pytest.approx(0.004), "b": pytest.approx(0.004)}
+
+
+def test_who_asks_again_before_its_turn_ends_has_its_share_though_its_batches_are_short(clock: Clock) -> None:
+    executor = SharedExecutor({"long": 1.0, "short": 1.0}, clock=clock)
+
+    def run(name: str, seconds: float) -> None:
+        turn = executor.turn(name)
+        with turn.claimed(Claim(0.0)):
+            while clock.now < 20 * WINDOW_SECONDS:
+                clock.now += seconds
+                turn.again(Claim(0.0))
+
+    threads = [threading.Thread(target=run, args=each) for each in (("long", 0.012), ("short", 0.002))]
+    with executor.turn("short"):
+        for thread in threads:
+            thread.start()
+        eventually(lambda: len(executor._waiting) == 2, what="both in line")
+    for thread in threads:
+        thread.join()
+    assert executor.seconds["short"] >= 0.4 * sum(executor.seconds.values())
+
+
 class Always(SharedTurn):
     """A turn that is always of one kind."""
 
@@ -202,3 +254,19 @@ def test_an_engine_is_served_though_another_always_has_work_that_is_due_first(pa
     stop.set()
     for rival in rivals:
         rival.join()
+
+
+def test_an_engine_with_more_requests_asks_before_its_turn_is_over(
+    bundle: Bundle, sessions: Sessions, clock: Clock
+) -> None:
+    most, executor = Turn.QUANTUM.rows(exact_seconds(bundle.profile)), SharedExecutor({"a": 1.0, "b": 1.0}, clock=clock)
+    line, turn = Line(executor, clock), Always(executor, "a", Turn.QUANTUM)
+    engine = new_engine(bundle, sessions, deliver=lambda tickets: line.ran.extend("a" for _ in tickets), turn=turn)
+    engine.start()
+    with executor.turn("b"):
+        engine.submit(bundles.inputs(3 * most), never_exit=False)
+        line.wait("b", due=math.inf)
+        eventually(lambda: len(executor._waiting) == 2, what="both in line")
+    assert line.join() == ["a", "b"], "its request is due first, to the last row"
+    engine.close()
+    assert engine.join(60)

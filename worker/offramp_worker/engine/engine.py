@@ -456,13 +456,19 @@ def _followers(engine: Engine, max_bytes: int, deliver: Deliver) -> Followers:
     def room() -> int:
         return sys.maxsize if engine._forwarding is None else engine._forwarding.room
 
+    def put_back(ticket: Ticket) -> bool:
+        queued = engine._batcher.put_back(ticket)
+        if queued and engine._shared is not None and engine._shared.in_loop:
+            engine._shared.ask()  # its thread may be waiting for a turn for audits
+        return queued
+
     return Followers(
         PredictionCache(max_bytes=max_bytes),
         arms=engine.arms,
         accounts=engine.accounts,
         metrics=engine.metrics,
         audit=engine._desk.add,
-        put_back=engine._batcher.put_back,
+        put_back=put_back,
         deliver=deliver,
         clock=engine._clock,
         room=room,

@@ -30,7 +30,10 @@ class InTurn:
         self._engine, self._turn, self._loop_rows = engine, turn, loop_rows
         seconds = exact_seconds(engine.bundle.profile)
         self._most = {each: each.rows(seconds) for each in Turn}
-        self.in_loop = turn.in_loop and loop_rows > 0 and engine.bundle.device.name == CPU.name and not engine.at_edge
+        here = engine.bundle.device.name == CPU.name and not engine.at_edge and not engine._batcher.waits
+        self.in_loop = turn.in_loop and loop_rows > 0 and here
+        #: What broke the engine in the event loop.
+        self.error: Exception | None = None
 
     def run(self) -> None:
         """Until the engine has been closed, and all is done."""
@@ -50,18 +53,31 @@ class InTurn:
                     return
                 continue
             with self._turn.claimed(claim or AUDITS):
-                batch = batcher.take(wait=False, most=self._most[self._turn.now])
-                if batch is not None:
-                    engine._run_batch(batch)
-                elif not idle and not engine._abandon_audits:
-                    desk.step()
-                if desk.pressing and not engine._audits_wait:
-                    desk.step()
+                self._take(audit=not idle and not engine._abandon_audits)
+                while (claim := self.claim()) is not None:  # who has more to run asks before the turn is over
+                    self._turn.again(claim)
+                    self._take(audit=False)
+
+    def _take(self, *, audit: bool) -> None:
+        """Run a batch, or an audit where there is none, and an audit as well where too many wait."""
+        engine, desk = self._engine, self._engine._desk
+        batch = engine._batcher.take(wait=False, most=self._most[self._turn.now])
+        if batch is not None:
+            engine._run_batch(batch)
+        elif audit:
+            desk.step()
+        self._audit_if_pressed()
+
+    def _audit_if_pressed(self) -> None:
+        if self._engine._desk.pressing and not self._engine._audits_wait:
+            self._engine._desk.step()
 
     def _run_beside_loop(self) -> None:
         """Audits, and requests that came back from elsewhere."""
         engine, batcher, desk = self._engine, self._engine._batcher, self._engine._desk
         while True:
+            if self.error is not None:
+                raise self.error  # the thread's end tells that the engine is of no use
             if len(desk) and not engine._audits_wait and not engine._abandon_audits:
                 with self._turn.claimed(AUDITS):
                     desk.step()
@@ -91,5 +107,11 @@ class InTurn:
         batch = engine._batcher.take(wait=False, most=min(self._most[self._turn.now], self._loop_rows))
         if batch is not None:
             engine._run_batch(batch)
+        self._audit_if_pressed()
         if len(engine._desk):
             engine.wake()
+
+    def fail(self, error: Exception) -> None:
+        """The engine is broken. From the event loop."""
+        self.error = error
+        self._engine.wake()

@@ -33,8 +33,9 @@ class LoopTurns:
         if threading.get_ident() != self._thread:
             self._from_elsewhere(name, engine)
             return
-        self._changed[engine] = name
-        self._come()
+        if engine.error is None:
+            self._changed[engine] = name
+            self._come()
 
     def _from_elsewhere(self, name: str, engine: InTurn) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -43,34 +44,57 @@ class LoopTurns:
     def _come(self) -> None:
         """Run a batch at the end of the loop's turn. From any thread."""
         if threading.get_ident() != self._thread:
-            with contextlib.suppress(RuntimeError):
+            try:
                 self._loop.call_soon_threadsafe(self._come)
+            except RuntimeError:  # the loop is closed: only threads run
+                self._executor.begin({})
         elif not self._due:
             self._due = True
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
         self._due = False
-        self._renew_claims()
-        first: dict[str, InTurn] = {}  # of one name there are two where one takes over from the other
-        for engine in sorted(self._claims, key=lambda engine: self._claims[engine].due):
-            first.setdefault(self._names[engine], engine)
-        chosen = self._executor.begin({name: self._claims[engine] for name, engine in first.items()})
+        while self._changed:  # of those who have had a turn or a request since the last time
+            self._renew(*self._changed.popitem())
+        first = self._first()
+        chosen = self._executor.begin(self._asked(first))
         if chosen is None:
             return
-        self._changed[first[chosen]] = chosen
         try:
             first[chosen].take()
-        finally:
-            self._executor.give(chosen)
+        except Exception as error:
+            self._drop(first[chosen], error)
+        else:
+            self._renew(first[chosen], chosen)
+        self._executor.give(chosen, asked=self._asked(self._first()))
 
-    def _renew_claims(self) -> None:
-        """What those ask for now who have had a turn or a request since the last time."""
-        for engine, name in self._changed.items():
+    def _first(self) -> dict[str, InTurn]:
+        """Of one name there are two engines where one takes over from the other: the one that is due first."""
+        first: dict[str, InTurn] = {}
+        for engine in sorted(self._claims, key=lambda engine: self._claims[engine].due):
+            first.setdefault(self._names[engine], engine)
+        return first
+
+    def _asked(self, first: dict[str, InTurn]) -> dict[str, Claim]:
+        return {name: self._claims[engine] for name, engine in first.items()}
+
+    def _renew(self, engine: InTurn, name: str) -> None:
+        """What the engine asks for now."""
+        try:
             claim = engine.claim()
-            if claim is None:
-                self._claims.pop(engine, None)
-                self._names.pop(engine, None)
-            else:
-                self._claims[engine], self._names[engine] = claim, name
-        self._changed.clear()
+        except Exception as error:
+            self._drop(engine, error)
+            return
+        if claim is None:
+            self._forget(engine)
+        else:
+            self._claims[engine], self._names[engine] = claim, name
+
+    def _drop(self, engine: InTurn, error: Exception) -> None:
+        """An engine is broken; the others go on."""
+        self._forget(engine)
+        engine.fail(error)
+
+    def _forget(self, engine: InTurn) -> None:
+        self._claims.pop(engine, None)
+        self._names.pop(engine, None)

@@ -63,20 +63,31 @@ class SharedExecutor:
             return self._shares.turn_of(name, now=self._clock(), others_wait=others_wait)
 
     def take(self, name: str, claim: Claim) -> None:
-        """Wait for a turn."""
+        """Wait for a turn. Whom the event loop asks for may come first though nobody runs at the moment."""
         with self._lock:
-            if self._holder is None:
+            if self._holder is None and not self._asked:
                 self._grant(name)
                 return
-            mine = _Waiting(claim)
-            self._waiting.setdefault(name, deque()).append(mine)
-        mine.granted.wait()
+            granted = self._join(name, claim)
+            loops = self._holder is None and self._loop_is_next()
+        if loops:
+            self.on_free()
+        granted.wait()
+
+    def again(self, name: str, claim: Claim) -> None:
+        """The turn is over, and the engine has more to run: the others come first only where their turn it is."""
+        with self._lock:
+            granted = self._join(name, claim)
+            loops = self._end(name)
+        if loops:
+            self.on_free()
+        granted.wait()
 
     def try_take(self, name: str) -> bool:
         """A turn for the event loop's thread: if nobody runs, and hardly anybody has of late. Requests that the loop
         does not read while it runs one model wait in the order in which they came, whosever turn it is."""
         with self._lock:
-            if self._holder is not None or not self._shares.idles(now=self._clock()):
+            if self._holder is not None or self._asked or not self._shares.idles(now=self._clock()):
                 return False
             self._grant(name)
             return True
@@ -97,18 +108,36 @@ class SharedExecutor:
             self._between = None
             return None
 
-    def give(self, name: str) -> None:
-        """The turn is over: the next one begins."""
+    def give(self, name: str, *, asked: Mapping[str, Claim] | None = None) -> None:
+        """The turn is over: the next one begins. ``asked``: for whom the event loop, whose turn it was, asks now."""
         with self._lock:
-            now = self._clock()
-            self.seconds[name] += now - self._since
-            self._shares = self._shares.after(name, now - self._since, now=now)
-            self._holder = None
-            chosen = self._chosen()
-            if chosen is None or self._wakes(chosen):
-                return
-            self._between = now
-        self.on_free()
+            if asked is not None:
+                self._asked = asked
+            loops = self._end(name)
+        if loops:
+            self.on_free()
+
+    def _end(self, name: str) -> bool:
+        """Whether the event loop is next."""
+        now = self._clock()
+        self.seconds[name] += now - self._since
+        self._shares = self._shares.after(name, now - self._since, now=now)
+        self._holder, self._between = None, None
+        if not self._loop_is_next():
+            return False
+        self._between = now
+        return True
+
+    def _join(self, name: str, claim: Claim) -> threading.Event:
+        """Wait in line; what tells that the turn has come."""
+        mine = _Waiting(claim)
+        self._waiting.setdefault(name, deque()).append(mine)
+        return mine.granted
+
+    def _loop_is_next(self) -> bool:
+        """If not, the thread that is has its turn now, where there is one."""
+        chosen = self._chosen()
+        return chosen is not None and not self._wakes(chosen)
 
     def _chosen(self) -> str | None:
         claims = {**self._asked, **{name: line[0].claim for name, line in self._waiting.items()}}
@@ -129,7 +158,7 @@ class SharedExecutor:
         return True
 
     def _grant(self, name: str) -> None:
-        self._holder, self._since = name, self._clock()
+        self._holder, self._since, self._between = name, self._clock(), None
 
 
 class SharedTurn:
@@ -161,6 +190,10 @@ class SharedTurn:
             yield
         finally:
             self._executor.give(self._name)
+
+    def again(self, claim: Claim) -> None:
+        """End this turn and wait for another one, with this claim."""
+        self._executor.again(self._name, claim)
 
     def acquire(self, blocking: bool = True) -> bool:
         """As of a lock."""
