@@ -334,6 +334,8 @@ _BY_NAME: dict[str, Callable[[Profile, float | None], Batching]] = {
     "none": lambda _profile, _slo: OfframpBatching(max_batch=1),
 }
 BATCHING = tuple(_BY_NAME)
+#: Those whose requests may wait for a batch to fill though nothing runs.
+WAITING = frozenset({"tf-serving"})
 
 
 def check_name(name: str) -> None:

@@ -121,7 +121,7 @@ class Engine:
         self._forwarding = None if edge is None else _forwarding(self, edge, options)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = turn or threading.Lock()  # held while a batch, an audit or a probe runs
-        self._shared = None if turn is None else InTurn(self, turn, loop_rows=self._inline_rows)
+        self._shared = None if turn is None else InTurn(self, turn, options.batching, loop_rows=self._inline_rows)
         self.vitals = Vitals(probe=partial(_probe, self), recovered=self._batcher.wake, lost=lost)
         self._batches, self.pace = 0, 0.0
         self._abandon_audits = False

@@ -10,7 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from offramp_core.batching import exact_seconds
+from offramp_core.batching import WAITING, exact_seconds
 from offramp_core.sharing import Claim, Turn
 from offramp_worker.devices import CPU
 from offramp_worker.engine.execution.turns import SharedTurn
@@ -25,12 +25,13 @@ CLOSING_SECONDS = 0.05  # between two looks whether the event loop has run what 
 class InTurn:
     """See the module. ``run`` is the thread's; where ``in_loop``, the event loop asks for turns and takes them."""
 
-    def __init__(self, engine: Engine, turn: SharedTurn, *, loop_rows: int) -> None:
-        """``loop_rows``: the most rows that may keep the event loop; the processor that they run on is the loop's."""
+    def __init__(self, engine: Engine, turn: SharedTurn, batching: str, *, loop_rows: int) -> None:
+        """``loop_rows``: the most rows that may keep the event loop; the processor that they run on is the loop's.
+        By the name of its ``batching`` requests may wait for a batch to fill, which the loop does not come back for."""
         self._engine, self._turn, self._loop_rows = engine, turn, loop_rows
         seconds = exact_seconds(engine.bundle.profile)
         self._most = {each: each.rows(seconds) for each in Turn}
-        here = engine.bundle.device.name == CPU.name and not engine.at_edge and not engine._batcher.waits
+        here = engine.bundle.device.name == CPU.name and not engine.at_edge and batching not in WAITING
         self.in_loop = turn.in_loop and loop_rows > 0 and here
         #: What broke the engine in the event loop.
         self.error: Exception | None = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offramp_core.admission import Entry, Pace, QueueAdmission, due_after, forecast
-from offramp_core.batching import Batching, Decision, Drop, Start, TfServingBatching, Wait, in_turn
+from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
 from offramp_core.sharing import Claim
 from offramp_worker.engine.queue.tickets import Array, OverloadedError, Ticket, UnableError
 
@@ -173,11 +173,6 @@ class Batcher:
     def batch_rows(self) -> int:
         """The most rows that run together now."""
         return self._policy.batch_rows
-
-    @property
-    def waits(self) -> bool:
-        """Whether requests may wait for a batch to fill though nothing runs."""
-        return isinstance(self._policy, TfServingBatching)
 
     @property
     def closed(self) -> bool:
