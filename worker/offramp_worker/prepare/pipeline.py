@@ -76,6 +76,7 @@ PLACING_SECONDS, PROFILE_SECONDS = 1.0, 6.0
 PROBE_ROWS = 8
 VARIANT_SECONDS = 120.0
 FEWEST_VARIANT_ROWS = 200  # to learn from
+UNSEEN_PART = 5  # one in so many of them compares the states of variants, where no others are left
 NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -495,17 +496,21 @@ def _approximated(
 
 
 def _variant_work(search: _Search, split: HeadSplit, ramps: Sequence[RampSpec]) -> VariantWork:
-    """Variants learn from the rows for heads only, where there are some: then all of the stream's rows judge them."""
+    """Variants learn from the rows for heads only, where there are enough: then rows of the stream compare their
+    states, and the others judge them."""
     request, x, extra = search.request, search.inputs.x, search.inputs.extra
-    rows, judged = (
-        (extra, x[: split.head]) if len(extra) >= split.train else (x[: split.train], x[split.train : split.head])
-    )
+    if len(extra) >= split.train:
+        rows, unseen, judged = extra, x[: split.train // 2], x[split.train // 2 : split.head]
+    else:
+        taught = split.train - split.train // UNSEEN_PART
+        rows, unseen, judged = x[:taught], x[taught : split.train], x[split.train : split.head]
     entry = search.backbone.input.name
     studio = Studio(
         search.backbone,
         search.found.places,
         tuple(sorted({spec.tensor for spec in ramps if spec.tensor != entry})),
         rows,
+        unseen,
         request.variant_seconds,
         request.seed,
         training_threads(),

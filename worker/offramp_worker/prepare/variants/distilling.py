@@ -1,6 +1,8 @@
 """A variant learns the model's own answers, and its features where ramps read, for a stated time.
 
-No labels are needed. The time is a bound, so what a variant becomes depends on the machine; how many steps it took is
+Of its states the one counts that answers most of some other rows as the model does, that of before it learned among
+them: what leaves out little may be better then, above all if it learns from rows that the model knows by heart. No
+labels are needed. The time is a bound, so what a variant becomes depends on the machine; how many steps it took is
 recorded. The clock is the thread's processor time, of which neighbors on a shared machine take none away.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime as ort
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +36,8 @@ HINTS = 0.5  # weight of features beside answers
 MOST_SHIFT = 2  # pixels
 LARGEST_STEP = 1.0  # of a gradient's norm
 SMALLEST = 1e-7  # probability
+CHECKS = 4  # of states while a variant learns, the last one among them
+CHECKED_ROWS = 128  # at once
 
 Array = npt.NDArray[Any]
 
@@ -40,10 +45,11 @@ Array = npt.NDArray[Any]
 @dataclass(frozen=True, slots=True)
 class Course:
     """What variants learn from: ``rows`` (n, ...) of the input ``spec``, and the ``teacher``, whose answers are in a
-    ``scale``."""
+    ``scale``. Their states are compared on ``unseen`` rows (m, ...), m > 0."""
 
     teacher: onnx.ModelProto
     rows: Array
+    unseen: Array
     spec: TensorSpec
     scale: Scale
     seconds: float
@@ -52,10 +58,11 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The variant's graph with what it learned, after so many steps."""
+    """The variant's graph with what it learned in so many steps, of which the first ``kept`` count."""
 
     model: onnx.ModelProto
     steps: int
+    kept: int
 
 
 def distill(model: onnx.ModelProto, course: Course, *, read: Sequence[str], advance: Callable[[int], None]) -> Learned:
@@ -79,6 +86,7 @@ def distill(model: onnx.ModelProto, course: Course, *, read: Sequence[str], adva
     random = np.random.default_rng(course.seed)
     peak = LEARNING_RATES["images" if course.rows.ndim == 4 else "tokens"]
     optimizer = torch.optim.AdamW(twin.parameters(), lr=peak, weight_decay=0.0)
+    best, checks = _Best(twin, course, teacher), 0
     start, steps, reported = time.thread_time(), 0, 0
     while (passed := time.thread_time() - start) < course.seconds:
         for group in optimizer.param_groups:
@@ -96,13 +104,47 @@ def distill(model: onnx.ModelProto, course: Course, *, read: Sequence[str], adva
         nn.utils.clip_grad_norm_(twin.parameters(), LARGEST_STEP)
         optimizer.step()
         steps += 1
+        if CHECKS * passed >= (checks + 1) * course.seconds:
+            checks = int(CHECKS * passed / course.seconds)
+            best.check(steps)
         advance(int(passed) - reported)
         reported = int(passed)
     advance(round(course.seconds) - reported)
+    best.check(steps)
+    best.restore()
     learned = onnx.ModelProto()
     learned.CopyFrom(model)
     twin.write_back(learned)
-    return Learned(learned, steps)
+    return Learned(learned, steps, best.steps)
+
+
+class _Best:
+    """The state of a variant, of those that were checked, that gives most unseen rows the teacher's top label; of
+    several the latest one."""
+
+    def __init__(self, twin: Twin, course: Course, teacher: ort.InferenceSession) -> None:
+        name = output_name(course.teacher)
+        self._twin = twin
+        self._parts = [
+            pad_rows([course.unseen[start : start + CHECKED_ROWS]], course.spec)
+            for start in range(0, len(course.unseen), CHECKED_ROWS)
+        ]
+        self._labels = [
+            tensor_values(teacher, [name], x, entry=course.spec.name)[name].argmax(axis=1) for x in self._parts
+        ]
+        self._fewest, self._state, self.steps = len(course.unseen) + 1, twin.state_dict(), 0
+        self.check(0)
+
+    def check(self, steps: int) -> None:
+        with torch.no_grad():
+            answers = (self._twin(torch.from_numpy(x))[0].argmax(dim=1).numpy() for x in self._parts)
+            others = sum(int((a != b).sum()) for a, b in zip(answers, self._labels, strict=True))
+        if others <= self._fewest:
+            self._fewest, self.steps = others, steps
+            self._state = {name: value.clone() for name, value in self._twin.state_dict().items()}
+
+    def restore(self) -> None:
+        self._twin.load_state_dict(self._state)
 
 
 def _share(done: float) -> float:

@@ -37,7 +37,7 @@ from offramp_worker.prepare.variants.shallow import Block, blocks_of, without_bl
 STUDIED_ROWS = 128
 COMPARED_ROWS = 48  # of them, for what leaving a block out changes
 CLOSE = 1e-3  # of the largest answer
-GENERATION = 2  # of this code: what an earlier one left behind is made again
+GENERATION = 3  # of this code: what an earlier one left behind is made again
 Array = npt.NDArray[Any]
 
 
@@ -79,13 +79,15 @@ class Made:
 class Studio:
     """What variants are made of and with.
 
-    ``rows`` (n, ...) are those they learn from, ``places`` all of the network, ``read`` the tensors that ramps read.
+    ``rows`` (n, ...) are those they learn from and ``unseen`` (m, ...) those that tell which of their states is best,
+    ``places`` all of the network, ``read`` the tensors that ramps read.
     """
 
     backbone: Backbone
     places: tuple[Place, ...]
     read: tuple[str, ...]
     rows: InputArray
+    unseen: InputArray
     seconds: float
     seed: int
     threads: int
@@ -204,13 +206,16 @@ def _make(recipe: Recipe, studied: _Studied, studio: Studio, key: str, advance: 
         advance(round(studio.seconds))
         return Made(recipe.name, "", None, str(error))
     backbone = studio.backbone
-    course = Course(studied.source, studio.rows, backbone.input, backbone.scale, studio.seconds, studio.seed)
+    course = Course(
+        studied.source, studio.rows, studio.unseen, backbone.input, backbone.scale, studio.seconds, studio.seed
+    )
     there = {name for node in model.graph.node for name in node.output}
     try:
         learned = distill(model, course, read=[name for name in studio.read if name in there], advance=advance)
     except Exception as error:  # of what was edited PyTorch cannot run everything: this recipe does not fit the model
         return Made(recipe.name, "", None, f"it cannot learn: {type(error).__name__}: {error}")
-    method = f"{how}; {learned.steps} steps of distillation in {studio.seconds:g} s of processor time"
+    kept = "" if learned.kept == learned.steps else f", of which the first {learned.kept} are kept"
+    method = f"{how}; {learned.steps} steps of distillation in {studio.seconds:g} s of processor time{kept}"
     made = Made(recipe.name, method, tidied(learned.model))
     _keep(studio.folder, recipe, made, key)
     return made
@@ -250,7 +255,8 @@ def _key(source: onnx.ModelProto, studio: Studio) -> str:
     """All that finished variants depend on, besides the recipe."""
     asked = [GENERATION, studio.seconds, studio.seed, studio.rows.shape, sorted(studio.read)]
     digest = hashlib.sha256(source.SerializeToString(deterministic=True))
-    digest.update(np.ascontiguousarray(studio.rows).tobytes())
+    for rows in (studio.rows, studio.unseen):
+        digest.update(np.ascontiguousarray(rows).tobytes())
     digest.update(repr(asked).encode())
     return digest.hexdigest()
 
