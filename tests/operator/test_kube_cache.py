@@ -34,6 +34,12 @@ def test_the_newest_version_wins_in_any_order(versions: list[int]) -> None:
     assert stored is not None and stored["metadata"]["resourceVersion"] == "5"
 
 
+def test_an_object_with_a_number_beyond_64_bits_is_kept_as_it_is() -> None:
+    cache, odd = ObjectCache(), _obj("a", 1, spec={"huge": 2**70, "least": -(2**70), "text": "ü"})
+    cache.put(SERVICE, odd)
+    assert cache.get(SERVICE, "default", "a") == odd
+
+
 def test_an_answer_to_an_earlier_write_does_not_bring_a_deleted_object_back() -> None:
     cache = ObjectCache()
     cache.put(POD, _obj("a", 1))

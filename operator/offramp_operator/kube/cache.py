@@ -10,6 +10,7 @@ third of the memory of the dictionaries. It also means that nobody can change wh
 
 from __future__ import annotations
 
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -61,11 +62,22 @@ class _Packed:
             intern(name_of(obj)),
             owner="" if owner is None else intern(owner["uid"]),
             targets=_targets(kind, obj),
-            body=msgspec.msgpack.encode(obj),
+            body=_packed(obj),
         )
 
     def unpacked(self) -> Object:
+        if self.body.startswith(b"{"):
+            return cast(Object, json.loads(self.body))
         return cast(Object, msgspec.msgpack.decode(self.body))
+
+
+def _packed(obj: Object) -> bytes:
+    """MessagePack, or JSON where a field that no schema limits holds a number of more than 64 bits: one such object
+    must not keep the operator from all others."""
+    try:
+        return msgspec.msgpack.encode(obj)
+    except OverflowError:
+        return json.dumps(obj).encode()
 
 
 class ObjectCache:
