@@ -220,6 +220,10 @@ class ClassShare:
     #: Whether another service waits for a worker of the class.
     waited_for: bool = False
 
+    def limit(self, desired: int) -> int:
+        """Workers that it may go on to ask for, who asks for ``desired`` by now: none of them is taken back here."""
+        return max(self.now, desired)
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:

@@ -58,9 +58,8 @@ class Drafts:
     ratios: Mapping[Setting, float] = field(default_factory=dict)
     _books: dict[Context, Book] = field(default_factory=dict)
     _classes: Classes = field(default_factory=Classes)
-    _beside: dict[int, float] = field(
-        default_factory=dict
-    )  # answers written side by side of late, by load at admission
+    #: Answers written side by side of late, by load at admission.
+    _beside: dict[int, float] = field(default_factory=dict)
     _failures: dict[str, float] = field(default_factory=dict)  # of late, by draft
 
     def choose(self, context: Context, *, draw: float, ahead: int = 0) -> Setting:

@@ -47,8 +47,7 @@ class InTurn:
         engine, batcher, desk = self._engine, self._engine._batcher, self._engine._desk
         while True:
             idle = len(desk) == 0 or engine._audits_wait
-            claim = batcher.claim(wait=idle)
-            engine._replies.give_up(batcher.given_up())
+            claim = self.claim(wait=idle)
             if claim is None and (idle or engine._abandon_audits):
                 if batcher.finished:
                     return
@@ -95,10 +94,10 @@ class InTurn:
         """There are requests for the event loop to run. From any thread."""
         self._turn.ask(self)
 
-    def claim(self) -> Claim | None:
-        """What the next batch asks for that the event loop runs; None where nothing is queued."""
+    def claim(self, *, wait: bool = False) -> Claim | None:
+        """What the next batch asks for; None where nothing is queued."""
         engine = self._engine
-        claim = engine._batcher.claim(wait=False)
+        claim = engine._batcher.claim(wait=wait)
         engine._replies.give_up(engine._batcher.given_up())
         return claim
 

@@ -78,9 +78,8 @@ def uses_of(service: Service, *, holds: Mapping[str, int], limited: Collection[s
             claim = _claim(service, pool, name=name, holds=holds.get(pool.name, 0), limited=limited)
             others = [p for p in spec.pools if p is not pool]
             if claim.answers and not claim.most and not any(holds.get(p.name) for p in others):
-                claim = replace(
-                    claim, most=int(_serves(service, pool))
-                )  # none of another class: better one than nothing
+                # None of another class: better one than nothing.
+                claim = replace(claim, most=int(_serves(service, pool)))
             uses[pool.class_name] = ClassUse(name, holds.get(pool.name, 0), claim)
     return uses
 
@@ -107,8 +106,16 @@ def _claim(service: Service, pool: WorkerPool, *, name: str, holds: int, limited
     answers = demand > LEAST_RATE and not any(p.name in status and status[p.name].ready for p in open_to_all)
     if model_on_its_way(status.values()):  # all that there are stay until it is known what they do
         least = max(least, min(holds, pool.most))
-    claim = Claim(name=name, present=holds, least=least, most=max(planned.get(pool.name, 0), least),
-                  worker_rate=rates[pool.name], demand=demand, spare=spare, answers=answers)  # fmt: skip
+    claim = Claim(
+        name=name,
+        present=holds,
+        least=least,
+        most=max(planned.get(pool.name, 0), least),
+        worker_rate=rates[pool.name],
+        demand=demand,
+        spare=spare,
+        answers=answers,
+    )
     if not known[pool.name].worker_rate and pool.name in status and status[pool.name].planned and holds:
         return replace(claim, most=max(claim.most, 1), worker_rate=(demand + spare) / holds)  # they answer together
     if not known[pool.name].worker_rate:  # one worker finds out what all do; where nobody serves, before anything else

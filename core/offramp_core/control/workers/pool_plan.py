@@ -116,7 +116,7 @@ def next_numbers(view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
     """
     asked = _asked(view, planned)
     known = {pool.name: pool for pool in view.known}
-    most = {name: max(share.now, known[name].desired) for name, share in view.shares.items()}
+    most = {name: share.limit(known[name].desired) for name, share in view.shares.items()}
     waits = any(n > most.get(name, n) for name, n in asked.items())
     asked = {name: min(n, most.get(name, n)) for name, n in asked.items()}
     if waits:  # and who waits for each other's workers makes way, one at a time

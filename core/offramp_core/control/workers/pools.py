@@ -121,7 +121,7 @@ def with_numbers(service: Service, shares: Mapping[str, ClassShare] | None = Non
     spec, known = service.spec, {pool.name: pool.desired for pool in service.status.pools}
     if all(pool.fixed for pool in spec.pools):
         return service
-    most = {name: max(share.now, known.get(name, 0)) for name, share in (shares or {}).items()}
+    most = {name: share.limit(known.get(name, 0)) for name, share in (shares or {}).items()}
     numbers = [max(pool.min_workers, known.get(pool.name, 1)) for pool in spec.pools]
     numbers = [min(n, most.get(pool.name, n)) for n, pool in zip(numbers, spec.pools, strict=True)]
     pools = tuple(replace(pool, replicas=n) for pool, n in zip(spec.pools, numbers, strict=True))
