@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.kinds import AUTOSCALER, POD, REPLICA_SET, SERVICE
+from offramp_operator.kube.kinds import AUTOSCALER, HTTP_ROUTE, POD, REPLICA_SET, SERVICE
+from offramp_operator.kube.trim import content
 from offramp_operator.kube.watch import Feed, Freshness, service_key
 from offramp_operator.shell.platform import ServiceKey
 
@@ -38,6 +39,14 @@ def test_an_object_with_a_number_beyond_64_bits_is_kept_as_it_is() -> None:
     cache, odd = ObjectCache(), _obj("a", 1, spec={"huge": 2**70, "least": -(2**70), "text": "ü"})
     cache.put(SERVICE, odd)
     assert cache.get(SERVICE, "default", "a") == odd
+
+
+def test_a_float_that_the_api_server_writes_without_an_exponent_is_kept_beside_a_packed_spec() -> None:
+    cache, parents = ObjectCache(), [{"conditions": [{"observedGeneration": 10**20}]}]
+    cache.put(HTTP_ROUTE, _obj("a", 1, spec={"hostnames": ["a.example.com"]}, status={"parents": parents}))
+    kept = cache.get(HTTP_ROUTE, "default", "a")
+    assert kept is not None and kept["status"]["parents"] == parents
+    assert content(kept) == b'{"hostnames":["a.example.com"]}'
 
 
 def test_an_answer_to_an_earlier_write_does_not_bring_a_deleted_object_back() -> None:

@@ -10,13 +10,12 @@ third of the memory of the dictionaries. It also means that nobody can change wh
 
 from __future__ import annotations
 
-import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from sys import intern
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -38,6 +37,7 @@ from offramp_operator.kube.kinds import (
 from offramp_operator.kube.trim import trim
 
 K = TypeVar("K")
+LEAST_WHOLE, MOST_WHOLE, LARGEST = -(2**63), 2**64 - 1, 1e308  # what MessagePack has of whole numbers, and of any
 REMEMBERED_DELETIONS = 10_000  # far more than can be under way between a write and its echo on the watch
 
 
@@ -66,18 +66,25 @@ class _Packed:
         )
 
     def unpacked(self) -> Object:
-        if self.body.startswith(b"{"):
-            return cast(Object, json.loads(self.body))
         return cast(Object, msgspec.msgpack.decode(self.body))
 
 
 def _packed(obj: Object) -> bytes:
-    """MessagePack, or JSON where a field that no schema limits holds a number of more than 64 bits: one such object
-    must not keep the operator from all others."""
+    """MessagePack, whose whole numbers have 64 bits. Larger ones are floats at the API server, which writes those below
+    1e21 without an exponent: one such number must not keep the operator from all objects."""
     try:
         return msgspec.msgpack.encode(obj)
     except OverflowError:
-        return json.dumps(obj).encode()
+        return msgspec.msgpack.encode(_with_floats(obj))
+
+
+def _with_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_floats(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_floats(item) for item in value]
+    beyond = isinstance(value, int) and not LEAST_WHOLE <= value <= MOST_WHOLE
+    return float(min(max(value, -LARGEST), LARGEST)) if beyond else value
 
 
 class ObjectCache:
