@@ -7,6 +7,7 @@ feedback.py   true labels from clients
 front.py      the event loop's side of the engine
 logs.py       one JSON line per notable event on stderr
 main.py       entry point of the worker process
+memory.py     memory that this process holds: given back, and in large pages
 metrics.py    Prometheus metrics, for people and dashboards
 private.py    opening files of this worker alone
 settings.py   a worker's settings, parsed once from the environment

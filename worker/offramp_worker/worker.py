@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +21,7 @@ from offramp_worker.engine.execution.turns import SharedTurn
 from offramp_worker.engine.options import EngineOptions
 from offramp_worker.engine.queue.tickets import Ticket
 from offramp_worker.logs import log_event
+from offramp_worker.memory import return_memory
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.classifier import ClassifierPlans
@@ -340,10 +339,3 @@ def owes_audits(pulled: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
     """Whether draws that were open when the control plane ``pulled`` counts last have been compared by ``now``."""
     audited = {(c.epoch, c.arm): c.audited for c in now}
     return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in pulled)
-
-
-def return_memory() -> None:
-    """Give back what only loading needed: glibc keeps the models' copies, a tenth of a small worker's memory, in case
-    somebody asks again."""
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such call
-        ctypes.CDLL(None).malloc_trim(0)

@@ -35,9 +35,12 @@ from offramp_worker.generate.llama.manifest import (
     GenerationProfile,
     VariantEntry,
     manifest_fault,
+    weight_bytes,
 )
 from offramp_worker.generate.seam import REFERENCE, Loaded
 from offramp_worker.generate.tokenizer import CONFIG_FILE, TOKENIZER_FILE, BundleTokenizer, load_tokenizer
+from offramp_worker.logs import log_event
+from offramp_worker.memory import WORTH_BYTES, return_memory, use_large_pages
 
 Tensors = dict[str, npt.NDArray[Any]]
 Shapes = Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -70,6 +73,9 @@ def load_generation(folder: Path, *, threads: int, cache_bytes: int) -> Loaded:
         check=lambda: probe.check(REFERENCE, decoders[REFERENCE]),
         together=[name for name, decoder in decoders.items() if computes_alike(decoder)],
     )
+    if sum(weight_bytes(manifest.architecture, variant) for variant in manifest.variants) >= WORTH_BYTES:
+        return_memory()  # else it would be moved too
+        log_event("large-pages", bytes=use_large_pages())
     return Loaded(engine.bundle, engine, tokenizer)
 
 

@@ -24,6 +24,7 @@ from offramp_worker.engine.execution.turns import SharedExecutor
 from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event
 from offramp_worker.main import until_pulled
+from offramp_worker.memory import return_memory
 from offramp_worker.shared.expected import expected_seconds
 from offramp_worker.shared.loading import WithinTime
 from offramp_worker.shared.looped import LoopTurns
@@ -31,7 +32,7 @@ from offramp_worker.shared.model import Doors, Model, Waiting
 from offramp_worker.shared.room import AUDIT_SECONDS, LEAVE_SECONDS, kept_bytes, leaving_for, leaving_of, wanted_bytes
 from offramp_worker.shared.settings import SharedSettings, bundle_bytes
 from offramp_worker.tracing import Tracing
-from offramp_worker.worker import InferenceWorker, return_memory
+from offramp_worker.worker import InferenceWorker
 
 RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
 PROMISE = 1.5  # times the seconds expected: what Retry-After says
