@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from offramp_core.generation.classes import Classes
-from offramp_core.generation.levels import FIRST_TRIALS, NONE, WEIGHT, Book, Level, Setting, faster
+from offramp_core.generation.levels import FIRST_TRIALS, NONE, STAKE, WEIGHT, Book, Level, Setting, faster
 
 FIRST_SHARE = 0.50  # of requests are trials at most, while some setting has had fewer than the first ones
 TRIAL_SHARE = 0.03  # of requests, over all settings that do not serve
@@ -31,8 +32,7 @@ LARGEST_LOAD = 256  # answers at once; more are decided about like these
 SHORTEST, LONGEST = 1e-9, 1e9  # seconds per token; others are no measurement
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(NamedTuple):
     """Requests that are decided about together: their class, the power of two that bounds how many are computed side by
     side, and whether they are sampled: of what is drawn a draft foresees less."""
 
@@ -100,8 +100,11 @@ class Drafts:
         book = self._book(at)
         if setting not in book.levels:
             return
-        book.add(setting, math.log(seconds / tokens), expected=self._expected(at, setting))
-        self._judge(book)
+        expected = 0.0 if setting == book.serves else self._expected(at, setting)
+        book.add(setting, math.log(seconds / tokens), tokens, expected=expected)
+        # None alone says nothing new of drafts: a machine that has become slower must not look like one that pays.
+        if setting != NONE or book.serves != NONE or book.levels[NONE].n <= FIRST_TRIALS:
+            self._judge(book)
 
     def fail(self, context: Context, setting: Setting) -> bool:
         """Computing an answer with this setting failed. Whether its draft is off for good with that."""
@@ -142,9 +145,9 @@ class Drafts:
         return book.serves if book is not None else NONE
 
     def _candidate(self, at: Context, book: Book, draw: float) -> Setting | None:
-        """Whose trial it would be: a fair turn at times, and beside those who has had few and is expected to cost
-        least; what has begun to pay is tried until that is known."""
-        if book.levels[book.serves].n < FIRST_TRIALS or draw >= FIRST_SHARE or book.allowance < 0:
+        """Whose trial it would be, once what serves has been measured: a fair turn at times, and beside those who has
+        had few and is expected to cost least; what has begun to pay is tried until that is known."""
+        if not book.levels[book.serves].n or draw >= FIRST_SHARE or book.allowance < 0:
             return None
         if draw < TRIAL_SHARE:
             return book.next_turn()
@@ -189,13 +192,20 @@ class Drafts:
 
     def _known(self, context: Context, load: int) -> Context:
         """Classes, loads and two kinds of requests are bounded, so books are."""
-        name = context.request_class if context.request_class in self._classes else ""
-        return Context(name, load, context.sampled)
+        name = context.request_class
+        return Context(name if name and name in self._classes else "", load, context.sampled)
 
     def _book(self, at: Context) -> Book:
-        if at not in self._books:
-            self._books[at] = Book({s: Level() for s in (NONE, *self.settings)})
-        return self._books[at]
+        book = self._books.get(at)
+        if book is None:
+            stake = STAKE if at.load == 1 else 0.0
+            shared = self._books.get(at._replace(request_class=""))
+            if shared is not None:
+                book = shared.told(stake)
+            else:
+                book = Book({s: Level() for s in (NONE, *self.settings)}, allowance=stake)
+            self._books[at] = book
+        return book
 
 
 def load_class(running: int) -> int:

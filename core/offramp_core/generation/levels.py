@@ -8,9 +8,12 @@ no accuracy, and the allowance bounds how much.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
+HEARSAY = 2  # trials that what another context knows of a setting is worth
+STAKE = 0.5  # requests: what trials may cost before anything is earned, where one answer is written at a time
 MOST_LOST = 0.01  # of what requests take, by trials of settings that are slower than what serves
 MOST_CHARGED = 8.0  # requests, for one trial: one that the machine slept through says little
 WEIGHT = 0.15  # of the newest request in a level
@@ -18,8 +21,7 @@ MOST_SURPRISE = 1.0  # of one request, as a logarithm, once a level is believed:
 MARGIN = 0.03  # by which a draft must be faster than none to begin, as a logarithm
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """A draft and how many tokens it proposes at a time; ``draft`` empty for none."""
 
     draft: str = ""
@@ -34,21 +36,28 @@ NONE = Setting()
 
 @dataclass(slots=True)
 class Level:
-    """What a setting has taken of late: mean and variance of the logarithm of seconds per token, over ``n`` requests in
-    all."""
+    """What a setting has taken of late, over ``n`` requests in all: mean of the logarithm of seconds per token, in
+    which an answer counts as much as it has tokens, and the variance from request to request."""
 
     n: int = 0
     mean: float = 0.0
     variance: float = 0.0
+    tokens: float = 0.0  # of a request, on average
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, tokens: float) -> None:
+        """A request of so many tokens took so much for each."""
         if self.n >= FIRST_TRIALS:
             value = min(max(value, self.mean - MOST_SURPRISE), self.mean + MOST_SURPRISE)
         self.n += 1
         weight = max(WEIGHT, 1 / self.n)
         before = value - self.mean
-        self.mean += weight * before
+        self.tokens += weight * (tokens - self.tokens)
+        self.mean += weight * before * tokens / self.tokens
         self.variance = (1 - weight) * (self.variance + weight * before * before)
+
+    def told(self, most: int) -> Level:
+        """As another context begins with it: worth so many of its own requests at most."""
+        return replace(self, n=min(self.n, most))
 
     @property
     def doubt(self) -> float:
@@ -71,10 +80,19 @@ class Book:
     plain: int = 0  # requests in a row that are still computed without a draft, as a trial of none
     quiet: int = 0  # requests until something unknown may be tried again: the trial before it may not have ended
 
+    def told(self, allowance: float) -> Book:
+        """What a context begins with that is like this one: what serves here serves there, until it shows that it
+        should not, and the others need fewer trials."""
+        first = {NONE, self.serves}
+        levels = {s: level.told(FIRST_TRIALS if s in first else HEARSAY) for s, level in self.levels.items()}
+        return Book(levels, self.serves, allowance)
+
     def earn(self) -> None:
         """A request comes."""
-        self.allowance = min(MOST_CHARGED, self.allowance + MOST_LOST)
-        self.quiet = max(0, self.quiet - 1)
+        if self.allowance < MOST_CHARGED:
+            self.allowance += MOST_LOST
+        if self.quiet:
+            self.quiet -= 1
 
     def next_turn(self) -> Setting:
         """Whose fair turn it is. Every other one is none's, which whatever else serves is compared with."""
@@ -100,16 +118,17 @@ class Book:
             self.quiet = open_for
         return True
 
-    def add(self, setting: Setting, value: float, *, expected: float) -> None:
-        """A request took so much; of a trial the difference to what was paid is settled."""
+    def add(self, setting: Setting, value: float, tokens: float, *, expected: float) -> None:
+        """A request took so much for each of its tokens; of a trial the difference to what was paid is settled."""
         if setting != self.serves and self.levels[self.serves].n:
             took = min(math.expm1(min(value - self.levels[self.serves].mean, 20.0)), MOST_CHARGED)
             self.allowance = min(MOST_CHARGED, self.allowance - took + self._cost(expected))
-        self.levels[setting].add(value)
+        self.levels[setting].add(value, tokens)
 
     def fail(self, setting: Setting, *, expected: float) -> None:
         """Its answer failed, which is as bad as the most that a trial is charged."""
-        self.add(setting, self.levels[NONE].mean + math.log1p(MOST_CHARGED), expected=expected)
+        none = self.levels[NONE]
+        self.add(setting, none.mean + math.log1p(MOST_CHARGED), none.tokens, expected=expected)
 
     def forget_all_but(self, *kept: Setting) -> None:
         """What is known of the other settings was measured under circumstances that have passed, and what was saved up
