@@ -137,7 +137,8 @@ def _rivals(found: dict[str, Any]) -> list[str]:
             "brackets tokens per second with the reading of prompts, both of Offramp's fp32 without a draft; medians "
             f"(it takes {paces}). *Equal*: answers that are the same tokens.",
             "Offramp computes the next tokens of answers without a draft in one pass where the kernels compute each as "
-            "alone (decision 101), drafts with their verification one after the other.",
+            "alone (decision 101), drafts with their verification one after the other, and has its weights in large "
+            "pages (decision 102).",
             "",
             *table([f"engine ({name})", *(f"{n} at once" for n in numbers), "equal"], body),
             *_when({name: run}),
