@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +17,13 @@ def in_memory(memory: mmap.mmap) -> dict[str, int]:
     """Bytes of it that are in RAM, and of those in large pages, as the system says."""
     start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
     found, inside = {"Rss": 0, "AnonHugePages": 0}, False
-    with open("/proc/self/smaps") as lines:
-        for line in lines:
-            first, *rest = line.split()
-            if "-" in first and not first.endswith(":"):
-                low, high = (int(address, 16) for address in first.split("-"))
-                inside = low < start + BYTES and start < high
-            elif inside and first.rstrip(":") in found:
-                found[first.rstrip(":")] += 1024 * int(rest[0])
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(address, 16) for address in first.split("-"))
+            inside = low < start + BYTES and start < high
+        elif inside and first.rstrip(":") in found:
+            found[first.rstrip(":")] += 1024 * int(rest[0])
     return found
 
 

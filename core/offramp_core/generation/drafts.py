@@ -201,7 +201,7 @@ class Drafts:
             stake = STAKE if at.load == 1 else 0.0
             shared = self._books.get(at._replace(request_class=""))
             if shared is not None:
-                book = shared.told(stake)
+                book = shared.prior(stake)
             else:
                 book = Book({s: Level() for s in (NONE, *self.settings)}, allowance=stake)
             self._books[at] = book

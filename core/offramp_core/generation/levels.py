@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
-HEARSAY = 2  # trials that what another context knows of a setting is worth
+PRIOR_TRIALS = 2  # that what another context knows of a setting is worth
 STAKE = 0.5  # requests: what trials may cost before anything is earned, where one answer is written at a time
 MOST_LOST = 0.01  # of what requests take, by trials of settings that are slower than what serves
 MOST_CHARGED = 8.0  # requests, for one trial: one that the machine slept through says little
@@ -55,7 +55,7 @@ class Level:
         self.mean += weight * before * tokens / self.tokens
         self.variance = (1 - weight) * (self.variance + weight * before * before)
 
-    def told(self, most: int) -> Level:
+    def prior(self, most: int) -> Level:
         """As another context begins with it: worth so many of its own requests at most."""
         return replace(self, n=min(self.n, most))
 
@@ -80,11 +80,11 @@ class Book:
     plain: int = 0  # requests in a row that are still computed without a draft, as a trial of none
     quiet: int = 0  # requests until something unknown may be tried again: the trial before it may not have ended
 
-    def told(self, allowance: float) -> Book:
+    def prior(self, allowance: float) -> Book:
         """What a context begins with that is like this one: what serves here serves there, until it shows that it
         should not, and the others need fewer trials."""
         first = {NONE, self.serves}
-        levels = {s: level.told(FIRST_TRIALS if s in first else HEARSAY) for s, level in self.levels.items()}
+        levels = {s: level.prior(FIRST_TRIALS if s in first else PRIOR_TRIALS) for s, level in self.levels.items()}
         return Book(levels, self.serves, allowance)
 
     def earn(self) -> None:
