@@ -105,7 +105,7 @@ def forms(measured: Measured) -> Json:
     if device.is_cuda:
         stages["tf32"] = timing.whole(subject.model, CUDA_TF32)
         stages["fp16"] = timing.whole(half_model(subject.model, cuts=()), device)
-    return timing.by_size(stages, measured.x, measured.scale.sizes)
+    return timing.by_size(stages, measured.x, measured.scale.sizes, device)
 
 
 def parts(all_measured: dict[str, Measured], scale: Scale) -> dict[str, Callable[[], Any]]:

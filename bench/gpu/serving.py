@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import subprocess
 import threading
@@ -21,12 +20,12 @@ from offramp_core.plan import Plan, RampThreshold
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import Device, open_session
 from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.page_locked import cuda_runtime
 
 Json = dict[str, Any]
 LOADS = (0.3, 0.9)
 COMMAND = ("offramp_worker.main",)  # the worker's image has no command line
 LEFT_BYTES = 192 * 2**20
-SONAMES = ("libcudart.so.13", "libcudart.so.12")
 
 
 def under_load(folder: Path, x: FloatArray, *, capacity: float, seconds: float, share: float) -> list[Json]:
@@ -118,13 +117,9 @@ def without_room(folder: Path) -> str:
 
 
 def _runtime() -> ctypes.CDLL:
-    """NVIDIA's runtime that ONNX Runtime has loaded."""
-    for name in SONAMES:
-        try:
-            return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        except OSError:
-            continue
-    raise RuntimeError(f"none of {', '.join(SONAMES)} is loaded")
+    if (runtime := cuda_runtime()) is None:
+        raise RuntimeError("NVIDIA's runtime is not loaded")
+    return runtime
 
 
 def _take_all_but(runtime: ctypes.CDLL, left: int) -> ctypes.c_void_p:

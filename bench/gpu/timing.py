@@ -1,7 +1,8 @@
 """Times of whole models and of plans on one device, through the stages that a worker runs.
 
 Every figure is the median of repeated runs between two looks at the clock of this process, with the batch on the host
-before and the logits on the host behind: what a request waits for. What is compared takes turns.
+before, where a worker puts its batches together, and the logits on the host behind: what a request waits for. What is
+compared takes turns.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, pieces
 from offramp_worker.devices import CPU, Device, open_session
-from offramp_worker.engine.execution.device_stages import stage_on, wait_for
+from offramp_worker.engine.execution.chains import stage_on
 from offramp_worker.engine.execution.execute import Runnable, run_exact, run_stages
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.stages import StageSession
-from offramp_worker.padded import padded_rows
+from offramp_worker.padded import Padded, padded_rows, run_at_once
+from offramp_worker.page_locked import batch_memory
 from offramp_worker.plans.classifier import stage_seconds
 
 Json = dict[str, Any]
 ROUNDS, WARM = 7, 2
-LAUNCHES = 20
+KERNEL_ROUNDS = 41
 MOST_ROWS = 512  # that are priced
 
 
@@ -50,6 +52,13 @@ def medians(jobs: Mapping[Any, Callable[[], object]], *, rounds: int = ROUNDS) -
     return {name: float(np.median(values)) for name, values in taken.items()}
 
 
+def batch_of(x: FloatArray, rows: int, device: Device) -> FloatArray:
+    """The first rows, where a worker puts batches for the device together."""
+    batch: FloatArray = batch_memory(device)((rows, *x.shape[1:]), x.dtype)
+    np.copyto(batch, x[:rows])
+    return batch
+
+
 def whole(model: onnx.ModelProto, device: Device) -> Runnable:
     """The model in one piece, as a worker runs it where exits are off."""
     session = open_session(model, threads=1, device=device)
@@ -57,11 +66,11 @@ def whole(model: onnx.ModelProto, device: Device) -> Runnable:
     return stage_on(device, stage, follows=False, last=True)
 
 
-def by_size(forms: Mapping[str, Runnable], x: FloatArray, sizes: Sequence[int]) -> Json:
+def by_size(forms: Mapping[str, Runnable], x: FloatArray, sizes: Sequence[int], device: Device) -> Json:
     """Milliseconds of each form of a model by batch size."""
     found: Json = {name: {} for name in forms}
     for size in sizes:
-        batch = x[:size]
+        batch = batch_of(x, size, device)
         jobs = {name: _exact(stage, batch) for name, stage in forms.items()}
         for name, seconds in medians(jobs).items():
             found[name][str(size)] = seconds * 1e3
@@ -77,13 +86,13 @@ def alternating(model: onnx.ModelProto, device: Device, x: FloatArray, largest: 
     the same batches take where the size never changes."""
     sizes = np.random.default_rng(3).integers(1, largest + 1, batches)
     stage, plain = whole(model, device), _plain(model, device)
-    name = input_name(model)
+    name, batch = input_name(model), batch_of(x, largest, device)
 
     def ours(size: int) -> object:
-        return list(run_exact(stage, x[:size]))
+        return list(run_exact(stage, batch[:size]))
 
     def theirs(size: int) -> object:
-        return plain.run(None, {name: x[:size]})
+        return plain.run(None, {name: batch[:size]})
 
     for size in {padded_rows(int(size)) for size in sizes}:
         ours(size)
@@ -149,7 +158,7 @@ def ramps(sessions: Sessions, bundle: Bundle, x: FloatArray, sizes: Sequence[int
     exact, counts = sessions.exact_stage(), sorted({1, 2, len(bundle.columns)})
     found: Json = {}
     for size in sizes:
-        batch = x[:size]
+        batch = batch_of(x, size, bundle.device)
         jobs: dict[Any, Callable[[], object]] = {"exact": _exact(exact, batch)}
         for n in counts:
             plan = Plan(sessions, bundle, tuple(range(n)), 0.0)
@@ -163,40 +172,32 @@ def ramps(sessions: Sessions, bundle: Bundle, x: FloatArray, sizes: Sequence[int
 
 
 def kernels(bundle: Bundle, device: Device, x: FloatArray, sizes: Sequence[int]) -> Json:
-    """Microseconds of the GPU that the kernels of one head take, by batch size: its stage with it and without, many
-    runs of each launched and waited for once. Where launching takes longer than the kernels, it says that instead."""
+    """Microseconds of the GPU that the kernels of one head take, by batch size: its stage with it and without, with
+    nothing that comes back but what is waited for. Where launching takes longer than the kernels, it says that
+    instead."""
     heads = [head for head in bundle.heads if head is not None]
     cut = pieces(bundle.backbone, heads[:2], [h.source for h in heads[:2]], shapes=bundle.shapes, optimise=False)
     (_, first, _), (_, _, with_head) = cut.heads
     assert first == 0
-    before, bare, headed = (_stage(graph, device) for graph in (cut.segments[0], cut.segments[1], with_head))
-    found = {}
+    first_stage = open_session(cut.segments[0].model, threads=1, device=device)
+    graphs, found = {"bare": cut.segments[1], "headed": with_head}, {}
+    sessions = {name: open_session(graph.model, threads=1, device=device) for name, graph in graphs.items()}
     for size in sizes:
-        features, _ = before.run(x[:size], x[:size])
-        took = medians(
-            {
-                name: _launched(stage, features, x[:size], device)
-                for name, stage in (("bare", bare), ("headed", headed))
-            },
-            rounds=5,
-        )
-        found[str(size)] = 1e6 * (took["headed"] - took["bare"]) / LAUNCHES
+        features = run_at_once(first_stage, {input_name(bundle.backbone): x[:size]})[0]
+        jobs = {name: _on_device(session, graphs[name], features, device) for name, session in sessions.items()}
+        took = medians(jobs, rounds=KERNEL_ROUNDS)
+        found[str(size)] = 1e6 * (took["headed"] - took["bare"])
     return found
 
 
-def _stage(graph: StageGraph, device: Device) -> Runnable:
-    session = open_session(graph.model, threads=1, device=device)
-    outputs = StageSession(session, graph.source, graph.entry, graph.outputs, bool(graph.target), ())
-    return stage_on(device, outputs, follows=False, last=False)
-
-
-def _launched(stage: Runnable, features: Any, batch: FloatArray, device: Device) -> Callable[[], object]:
-    def run() -> None:
-        for _ in range(LAUNCHES):
-            reached, _ = stage.run(features, batch)
-        wait_for(reached, device)
-
-    return run
+def _on_device(session: Any, graph: StageGraph, features: FloatArray, device: Device) -> Callable[[], object]:
+    """A run of a stage whose input lies on the device and whose outputs stay there."""
+    session = session.at(padded_rows(len(features))) if isinstance(session, Padded) else session
+    binding = session.io_binding()
+    binding.bind_cpu_input(graph.source, features)
+    for name in graph.outputs:
+        binding.bind_output(name, device.memory)
+    return lambda: session.run_with_iobinding(binding)
 
 
 def exits(
@@ -206,7 +207,7 @@ def exits(
     what the profile says of each."""
     exact, rows = sessions.exact_stage(), []
     for size in sizes:
-        batch = x[:size]
+        batch = batch_of(x, size, bundle.device)
         plans = {share: Plan(sessions, bundle, (0,), share) for share in shares}
         jobs: dict[Any, Callable[[], object]] = {"exact": _exact(exact, batch)}
         jobs |= {(s, saving): plan.run(batch, saving=saving) for s, plan in plans.items() for saving in (False, True)}

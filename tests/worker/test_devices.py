@@ -4,6 +4,7 @@ run."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import CPU, CUDA, DEVICES, missing, why_not
 from offramp_worker.engine.execution.device_stages import DeviceStage
 from offramp_worker.engine.execution.execute import Runnable
+from offramp_worker.engine.execution.kept_stages import KeptStage
 from offramp_worker.engine.execution.sessions import Sessions
+from offramp_worker.engine.execution.stages import StageSession
 from offramp_worker.padded import WHOLE_ROWS, Padded, filled, padded_rows
 from offramp_worker.prepare.measuring.pricing import Runs
 from offramp_worker.prepare.measuring.profiling import jobs_of
@@ -88,16 +91,27 @@ def test_prepare_refuses_a_device_before_it_reads_anything(tmp_path: Path, devic
 def test_stages_that_hand_on_in_a_devices_memory_say_what_those_say_that_share_buffers(
     sessions: Sessions, n: int, active: set[int], kept: list[int | None]
 ) -> None:
-    """The CPU's memory stands in for a device's, with the same calls of ONNX Runtime. tests/gpu has devices with memory
-    of their own."""
     x = bundles.inputs(n, seed=n)
     shared = sessions.stages(sorted(active))
-    apart = [
-        DeviceStage(stage._session, CPU, last=k == len(shared) - 1)  # type: ignore[attr-defined]
-        for k, stage in enumerate(shared)
-    ]
-    for one, other in zip(_through(shared, x, kept), _through(apart, x, kept), strict=True):
-        np.testing.assert_array_equal(one, other)
+    own = [stage._session for stage in shared]  # type: ignore[attr-defined]
+    expected = _through(shared, x, kept)
+    for apart in (_apart(DeviceStage, own), _apart(KeptStage, own)):
+        for found in (_through(apart, x, kept), _through(apart, x, kept)):  # the second time as it was kept
+            for one, other in zip(expected, found, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(1, 2**9 - 1)), min_size=2, max_size=6))
+def test_stages_that_keep_their_memory_say_the_same_whatever_ran_before(
+    sessions: Sessions, batches: list[tuple[int, int | None]]
+) -> None:
+    """Memory grows with larger batches, and smaller ones lie in it."""
+    shared = sessions.stages((0, 2))
+    apart = _apart(KeptStage, [stage._session for stage in shared])  # type: ignore[attr-defined]
+    for n, kept in batches:
+        x = bundles.inputs(n, seed=n)
+        for one, other in zip(_through(shared, x, [kept, None]), _through(apart, x, [kept, None]), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @given(
@@ -116,9 +130,11 @@ def test_stages_that_fill_batches_up_say_the_same_wherever_in_the_chain_they_sta
         replace(s, session=Padded(lambda one=s.session: one)) if wanted else s
         for s, wanted in zip(own, fill, strict=False)
     ]
-    apart = [DeviceStage(s, CPU, last=k == len(own) - 1) for k, s in enumerate(padded)]
-    for one, other in zip(_through(shared, x, kept), _through(apart, x, kept), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for kind in (DeviceStage, KeptStage):
+        apart = _apart(kind, padded)
+        for found in (_through(apart, x, kept), _through(apart, x, kept)):
+            for one, other in zip(_through(shared, x, kept), found, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kept", [[None, None], [5, None], [None, 6]])
@@ -130,10 +146,12 @@ def test_a_small_model_at_the_input_that_fills_batches_up_hands_on_the_rows_it_w
     shared, x = sessions.stages((0, 1, 3)), bundles.inputs(n, seed=n)
     own = [stage._session for stage in shared]  # type: ignore[attr-defined]
     padded = [replace(s, session=Padded(lambda one=s.session: one)) for s in own]
-    apart = [DeviceStage(s, CPU, last=k == len(own) - 1) for k, s in enumerate(padded)]
     bits = [None if b is None or not any(b >> row & 1 for row in range(n)) else b for b in (*kept, None, None)]
-    for one, other in zip(_through(shared, x, bits), _through(apart, x, bits), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for kind in (DeviceStage, KeptStage):
+        apart = _apart(kind, padded)
+        for found in (_through(apart, x, bits), _through(apart, x, bits)):
+            for one, other in zip(_through(shared, x, bits), found, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_device_that_rounds_is_asked_what_the_reference_says_and_any_other_leaves_that_to_the_cpu() -> None:
@@ -143,6 +161,12 @@ def test_a_device_that_rounds_is_asked_what_the_reference_says_and_any_other_lea
         "cuda-tf32": "cuda-tf32",
         "webgpu": "cpu",
     }
+
+
+def _apart(kind: type[DeviceStage], sessions: Sequence[StageSession]) -> list[DeviceStage]:
+    """The CPU's memory stands in for a device's, with the same calls of ONNX Runtime. tests/gpu has devices with memory
+    of their own."""
+    return [kind(session, CPU, last=k == len(sessions) - 1) for k, session in enumerate(sessions)]
 
 
 def _through(stages: Any, x: Any, kept: list[int | None]) -> list[Any]:

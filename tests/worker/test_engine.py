@@ -39,7 +39,7 @@ from offramp_worker.engine.accounts.counters import Counters, RecordRing
 from offramp_worker.engine.arms.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.arms.breaker import Breaker
 from offramp_worker.engine.arms.marker import CrashMarker
-from offramp_worker.engine.execution.device_stages import chain_on
+from offramp_worker.engine.execution.chains import chain_on
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.pace import measured_pace
 from offramp_worker.engine.execution.scores import ScoreTables

@@ -9,6 +9,7 @@ logs.py       one JSON line per notable event on stderr
 main.py       entry point of the worker process
 memory.py     memory that this process holds: given back, and in large pages
 metrics.py    Prometheus metrics, for people and dashboards
+page_locked.py  memory of the host that a GPU reads directly, for batches
 private.py    opening files of this worker alone
 settings.py   a worker's settings, parsed once from the environment
 tracing.py    OpenTelemetry traces of inference requests

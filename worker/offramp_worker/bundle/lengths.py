@@ -7,7 +7,7 @@ lengths, each of them is warm. Filling up changes no answer: the graph makes its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ BUCKETS = (16, 32, 64, 128, 256, 512)
 MAX_TYPICAL = 200  # batches looked at
 
 Array = npt.NDArray[Any]
+Empty = Callable[[Sequence[int], npt.DTypeLike], Array]  # an array of a shape and a type, its values arbitrary
 
 
 def bucket_length(length: int, *, longest: int) -> int:
@@ -53,7 +54,7 @@ def rows_bucket(x: Array, spec: TensorSpec) -> int:
     return bucket_length(used_length(x, pad=spec.pad), longest=spec.longest)
 
 
-def pad_rows(parts: Sequence[Array], spec: TensorSpec) -> Array:
+def pad_rows(parts: Sequence[Array], spec: TensorSpec, *, empty: Empty = np.empty) -> Array:
     """One batch of several requests' rows.
 
     Parameters
@@ -62,6 +63,8 @@ def pad_rows(parts: Sequence[Array], spec: TensorSpec) -> Array:
         Rows that the input takes; where its length varies, each part may have its own.
     spec : TensorSpec
         The model's input.
+    empty : callable
+        Makes the array of a shape and a type.
 
     Returns
     -------
@@ -70,13 +73,16 @@ def pad_rows(parts: Sequence[Array], spec: TensorSpec) -> Array:
         Inputs of one shape are put together as they are, without a copy when there is one part.
     """
     if not spec.varies:
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts, out=empty((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype))
     assert spec.pad is not None
     lengths = [used_length(part, pad=spec.pad) for part in parts]
     width = bucket_length(max(lengths), longest=spec.longest)
     if len(parts) == 1 and parts[0].shape[1] == width:
         return parts[0]
-    batch = np.full((sum(len(part) for part in parts), width), spec.pad, dtype=parts[0].dtype)
+    batch = empty((sum(len(part) for part in parts), width), parts[0].dtype)
+    batch.fill(spec.pad)
     row = 0
     for part, length in zip(parts, lengths, strict=True):
         batch[row : row + len(part), :length] = part[:, :length]

@@ -32,7 +32,7 @@ from offramp_worker.bundle.graph import (
     stage_model,
     tapped_model,
 )
-from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.bundle.heads import HeadNodes, pool_by_one_product
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.devices import optimised_graph
 
@@ -95,7 +95,7 @@ def stage_graphs(
         # wrong.
         with contextlib.suppress(InvalidBundleError):
             return _cut_all(model, groups, _optimised_cutter(model, heads, read))
-    return _cut_all(model, groups, _plain_cutter(model, shapes))
+    return _cut_all(model, groups, _plain_cutter(model, shapes, on_device=not optimise))
 
 
 def plan_stages(
@@ -114,7 +114,8 @@ def plan_stages(
     for place, columns in groupby(active, key=lambda j: head.source if (head := bundle.heads[j]) is not None else j):
         group = tuple(columns)
         if isinstance(place, int):
-            sides.append((group, side_stage(bundle.side_models[place], bundle.columns[place].id, entry=entry)))
+            side, name = bundle.side_models[place], bundle.columns[place].id
+            sides.append((group, side_stage(side, name, entry=entry, optimise=optimise)))
         else:
             own.append([head for j in group if (head := bundle.heads[j]) is not None])
             ramps.append(group)
@@ -123,13 +124,13 @@ def plan_stages(
     return (*stages, ((), graphs[-1]))
 
 
-def side_stage(model: onnx.ModelProto, name: str, *, entry: str) -> StageGraph:
+def side_stage(model: onnx.ModelProto, name: str, *, entry: str, optimise: bool = True) -> StageGraph:
     """A whole model at the input, called ``name``, as a stage: it looks at the backbone's input ``entry`` and hands it
     on."""
     side = onnx.ModelProto()
     side.CopyFrom(model)
     head = HeadNodes(name, entry, output_name(model), (), ())
-    _add_confidence(side, [head])
+    _add_confidence(side, [head], by_sums=not optimise)
     return StageGraph(side, input_name(model), "", "", (head.output, _confidence(head)), optimised=False)
 
 
@@ -163,7 +164,7 @@ def pieces(
     InvalidBundleError
         A tensor does not separate the input from the output.
     """
-    cut = _plain_cutter(model, shapes)
+    cut = _plain_cutter(model, shapes, on_device=not optimise)
     if optimise:
         with contextlib.suppress(InvalidBundleError):
             cut = _optimised_cutter(model, heads, tensors)
@@ -196,8 +197,8 @@ def _optimised_cutter(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensor
     return cut
 
 
-def _plain_cutter(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> Cut:
-    """Cuts the graph as it was given."""
+def _plain_cutter(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]], *, on_device: bool) -> Cut:
+    """Cuts the graph as it was given; what is attached to it is what runs well ``on_device`` or else on the CPU."""
     entry, end = input_name(model), output_name(model)
 
     def cut(source: str, target: str, group: Sequence[HeadNodes]) -> StageGraph:
@@ -206,7 +207,9 @@ def _plain_cutter(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) ->
         else:
             ends = (None if source == entry else source, None if target == end else target)
             stage = stage_model(model, source=ends[0], target=ends[1], heads=group, shapes=shapes)
-        _add_confidence(stage, group)
+        if on_device:
+            pool_by_one_product(stage.graph)
+        _add_confidence(stage, group, by_sums=on_device)
         outputs = tuple(name for head in group for name in (head.output, _confidence(head)))
         reads_entry = source != entry and any(value.name == entry for value in stage.graph.input)
         handed_on = "" if target == source else target
@@ -293,10 +296,10 @@ def _confidence(head: HeadNodes) -> str:
     return f"offramp/{head.ramp_id}/confidence"
 
 
-def _add_confidence(model: onnx.ModelProto, heads: Sequence[HeadNodes]) -> None:
+def _add_confidence(model: onnx.ModelProto, heads: Sequence[HeadNodes], *, by_sums: bool = False) -> None:
     """What :class:`offramp_core.uncertainty.ExitTest` reads."""
     for head in heads:
-        add_confidence(model, output=head.output, task=head.task, name=_confidence(head))
+        add_confidence(model, output=head.output, task=head.task, name=_confidence(head), by_sums=by_sums)
 
 
 def optimised(model: onnx.ModelProto) -> onnx.ModelProto:

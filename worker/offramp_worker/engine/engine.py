@@ -61,6 +61,7 @@ from offramp_worker.engine.queue.tickets import (
 from offramp_worker.engine.vitals import Vitals
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
+from offramp_worker.page_locked import batch_memory
 
 Array = npt.NDArray[Any]
 
@@ -386,7 +387,7 @@ def _batcher(bundle: Bundle, options: EngineOptions, clock: Callable[[], float])
         door=QueueAdmission(options.latency_seconds, Pace(exact_seconds(bundle.profile))),
         max_rows=options.max_queue_rows,
         clock=clock,
-        join=partial(pad_rows, spec=spec),
+        join=partial(pad_rows, spec=spec, empty=batch_memory(bundle.device)),
         group=partial(rows_bucket, spec=spec) if spec.varies else None,
     )
 

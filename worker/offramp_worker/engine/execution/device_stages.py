@@ -4,7 +4,6 @@ leaves: their confidences at once, their logits when somebody reads them, which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,13 +15,13 @@ import onnxruntime as ort
 from onnx import helper
 
 from offramp_worker.devices import Device, open_session
-from offramp_worker.engine.execution.execute import HeadOutput, Runnable
-from offramp_worker.engine.execution.stages import IndexArray, Stage, StageSession
+from offramp_worker.engine.execution.execute import HeadOutput
+from offramp_worker.engine.execution.stages import IndexArray, StageSession
 from offramp_worker.padded import Padded, filled, padded_rows
 
 Array = npt.NDArray[Any]
 Features = Any  # an array of the host, or :class:`Held`
-_DTYPES = {
+DTYPES = {
     onnx.TensorProto.FLOAT: np.float32,
     onnx.TensorProto.FLOAT16: np.float16,
     onnx.TensorProto.INT64: np.int64,
@@ -32,22 +31,24 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Features in the device's memory: the first ``rows`` of ``value`` (n, ...) are a batch's."""
+    """Features in the device's memory: the first ``rows`` of ``value`` (n, ...) are a batch's, and the first ``filled``
+    were computed, with those that fill the batch up."""
 
     value: ort.OrtValue
     rows: int
+    filled: int
 
 
 class Later:
     """The first ``rows`` of an array of the device, read when somebody needs them."""
 
     def __init__(self, value: ort.OrtValue, rows: int) -> None:
-        self._value, self._rows = value, rows
+        self.value, self._rows = value, rows
         self._found: Array | None = None
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if self._found is None:
-            self._found = self._value.numpy()[: self._rows]
+            self._found = self.value.numpy()[: self._rows]
         return np.array(self._found, dtype=dtype, copy=copy)
 
     def __getitem__(self, rows: Any) -> Array:
@@ -93,21 +94,20 @@ class DeviceStage:
         """The features to run, ``size`` rows."""
         if isinstance(features, np.ndarray):
             return filled(features if rows is None else features[rows], size)
-        if rows is None and (size == _length(features.value) or (self._device.is_cuda and size <= features.rows)):
-            return Held(features.value, size)  # its first rows, where they lie
+        if rows is None and (size == features.filled or (self._device.is_cuda and size <= features.rows)):
+            return Held(features.value, size, size)  # its first rows, where they lie
         wanted = np.arange(features.rows) if rows is None else rows
         return take_rows(features, filled(wanted, size), self._device)
 
     def _run(self, source: Features, x: Array, n: int, size: int) -> tuple[Features, list[HeadOutput]]:
-        names = self._session
-        session = names.session.at(size) if self.pads else names.session
+        names, session = self._session, self._session_of(size)
         binding = session.io_binding()
         if isinstance(source, np.ndarray):
             binding.bind_cpu_input(names.source, np.ascontiguousarray(source))
         else:
             _bind(binding, names.source, source, self._device)
         if names.entry:
-            binding.bind_cpu_input(names.entry, np.ascontiguousarray(filled(x, size)))
+            self._bind_entry(binding, x, size)
         for number, name in enumerate(names.outputs):
             is_confidence = number >= names.hands_on and (number - names.hands_on) % 2 == 1
             comes_back = is_confidence or (self._last and number == 0)
@@ -116,36 +116,43 @@ class DeviceStage:
         outputs = binding.get_outputs()
         if names.hands_on:
             first, *outputs = outputs
-            features: Features = first.numpy()[:n] if self._last else Held(first, n)
-        else:  # what it was given, without what filled it up
-            features = source[:n] if isinstance(source, np.ndarray) else Held(source.value, n)
+            features: Features = first.numpy()[:n] if self._last else Held(first, n, size)
+        else:
+            features = self._handed_through(source, n)
         logits: list[Any] = [Later(value, n) for value in outputs[::2]]
         return features, list(zip(logits, (value.numpy()[:n] for value in outputs[1::2]), strict=True))
+
+    def _session_of(self, size: int) -> Any:
+        return self._session.session.at(size) if self.pads else self._session.session
+
+    def _bind_entry(self, binding: Any, x: Array, size: int) -> None:
+        binding.bind_cpu_input(self._session.entry, np.ascontiguousarray(filled(x, size)))
+
+    @staticmethod
+    def _handed_through(source: Features, n: int) -> Features:
+        """What a stage was given, without what filled it up."""
+        return source[:n] if isinstance(source, np.ndarray) else Held(source.value, n, source.filled)
 
 
 def _bind(binding: Any, name: str, features: Held, device: Device) -> None:
     """The first rows of features, where they lie."""
     value = features.value
-    if _length(value) == features.rows:
+    if value.shape()[0] == features.rows:
         binding.bind_ortvalue_input(name, value)
         return
     shape = [features.rows, *value.shape()[1:]]
-    binding.bind_input(name, device.memory, 0, _DTYPES[value.element_type()], shape, value.data_ptr())
+    binding.bind_input(name, device.memory, 0, DTYPES[value.element_type()], shape, value.data_ptr())
 
 
 def _rows_of(features: Features) -> int:
     return len(features) if isinstance(features, np.ndarray) else int(features.rows)
 
 
-def _length(value: ort.OrtValue) -> int:
-    return int(value.shape()[0])
-
-
 def take_rows(features: Features, rows: IndexArray, device: Device) -> Features:
     """``rows`` of what a stage handed on, without leaving the device's memory."""
     if isinstance(features, np.ndarray):
         return features[rows]
-    return Held(_taken(features.value, rows, device, to=device.memory), len(rows))
+    return Held(_taken(features.value, rows, device, to=device.memory), len(rows), len(rows))
 
 
 def wait_for(features: Features, device: Device) -> None:
@@ -165,17 +172,6 @@ def _taken(features: ort.OrtValue, rows: IndexArray, device: Device, *, to: str)
         binding.bind_output("taken", to)
         session.run_with_iobinding(binding)
         return binding.get_outputs()[0]
-
-
-def stage_on(device: Device, session: StageSession, *, follows: bool, last: bool) -> Runnable:
-    """A stage with what it needs of its own, one that ``follows`` another or is the ``last`` of its chain."""
-    return Stage(session, follows=follows) if device.is_cpu else DeviceStage(session, device, last=last)
-
-
-def chain_on(device: Device, sessions: Sequence[StageSession]) -> tuple[Runnable, ...]:
-    """A chain of stages for one arm."""
-    last = len(sessions) - 1
-    return tuple(stage_on(device, session, follows=k > 0, last=k == last) for k, session in enumerate(sessions))
 
 
 @cache

@@ -29,7 +29,7 @@ from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, plan_stages
 from offramp_worker.bundle.tensors import computes_in_halves
 from offramp_worker.devices import missing, open_session
-from offramp_worker.engine.execution.device_stages import chain_on
+from offramp_worker.engine.execution.chains import chain_on
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.scores import ScoreTables
 from offramp_worker.engine.execution.stages import StageSession

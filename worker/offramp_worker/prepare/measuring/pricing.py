@@ -20,7 +20,8 @@ from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.heads import HeadNodes
 from offramp_worker.bundle.stages import StageGraph, pieces, side_stage
 from offramp_worker.devices import CPU, Device, open_session
-from offramp_worker.engine.execution.device_stages import stage_on, take_rows, wait_for
+from offramp_worker.engine.execution.chains import stage_on
+from offramp_worker.engine.execution.device_stages import take_rows, wait_for
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.stages import StageSession
 
@@ -83,7 +84,10 @@ class Priced:
             name: (stage(graph, follows=bool(number)), number) for name, number, graph in cut.heads
         }
         for name, side in (sides or {}).items():
-            self._heads[name] = (stage(side_stage(side, name, entry=entry), follows=False), None)
+            self._heads[name] = (
+                stage(side_stage(side, name, entry=entry, optimise=device.is_cpu), follows=False),
+                None,
+            )
 
     def at(self, x: Array) -> Runs:
         """Calls that run on ``x`` (n, ...). Those of another batch do not work any more."""
