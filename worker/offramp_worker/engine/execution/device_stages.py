@@ -40,15 +40,16 @@ class Held:
 
 
 class Later:
-    """The first ``rows`` of an array of the device, read when somebody needs them."""
+    """The first ``rows`` of an array of the device, read when somebody needs them, in the device's turn."""
 
-    def __init__(self, value: ort.OrtValue, rows: int) -> None:
-        self.value, self._rows = value, rows
+    def __init__(self, value: ort.OrtValue, rows: int, device: Device) -> None:
+        self.value, self._rows, self._device = value, rows, device
         self._found: Array | None = None
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if self._found is None:
-            self._found = self.value.numpy()[: self._rows]
+            with self._device.turn:
+                self._found = self.value.numpy()[: self._rows]
         return np.array(self._found, dtype=dtype, copy=copy)
 
     def __getitem__(self, rows: Any) -> Array:
@@ -119,7 +120,7 @@ class DeviceStage:
             features: Features = first.numpy()[:n] if self._last else Held(first, n, size)
         else:
             features = self._handed_through(source, n)
-        logits: list[Any] = [Later(value, n) for value in outputs[::2]]
+        logits: list[Any] = [Later(value, n, self._device) for value in outputs[::2]]
         return features, list(zip(logits, (value.numpy()[:n] for value in outputs[1::2]), strict=True))
 
     def _session_of(self, size: int) -> Any:

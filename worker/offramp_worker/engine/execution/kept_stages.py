@@ -59,7 +59,8 @@ class KeptStage(DeviceStage):
         if self.reads_input:
             self._bind_entry(kept.binding, x, size)
         kept.session.run_with_iobinding(kept.binding)
-        heads: list[HeadOutput] = [(Later(logits, n), confidence[:n]) for logits, confidence in kept.heads]  # type: ignore[misc]
+        logits: list[Any] = [Later(value, n, self._device) for value, _ in kept.heads]
+        heads = [(value, confidence[:n]) for value, (_, confidence) in zip(logits, kept.heads, strict=True)]
         if kept.features is None:
             return self._handed_through(source, n), heads
         return (kept.features[:n] if isinstance(kept.features, np.ndarray) else Held(kept.features, n, size)), heads
@@ -86,7 +87,9 @@ class KeptStage(DeviceStage):
         if len(self._kept) >= MAX_BINDINGS:
             self._kept.clear()
         session = self._session_of(size)
-        kept = _Kept(session, session.io_binding(), out, [self._head(j, said, size) for j, said in enumerate(heads)])
+        kept = _Kept(
+            session, session.io_binding(), out, [self._head(j, example, size) for j, example in enumerate(heads)]
+        )
         outputs = [] if out is None else [out]
         outputs += [part for head in kept.heads for part in head]
         for name, value in zip(names.outputs, outputs, strict=True):
@@ -106,13 +109,13 @@ class KeptStage(DeviceStage):
             room = self._features[tuple(row)] = self._memory([padded_rows(size), *row], like.element_type())
         return room
 
-    def _head(self, number: int, said: HeadOutput, size: int) -> tuple[ort.OrtValue, Array]:
-        logits: Any = said[0]
+    def _head(self, number: int, example: HeadOutput, size: int) -> tuple[ort.OrtValue, Array]:
+        logits: Any = example[0]
         _, *row = logits.value.shape()
         key = (number, padded_rows(size), *row)
         if key not in self._logits:
             self._logits[key] = self._memory([padded_rows(size), *row], logits.value.element_type())
-        return self._logits[key], np.empty(size, said[1].dtype)
+        return self._logits[key], np.empty(size, example[1].dtype)
 
     def _memory(self, shape: list[int], element_type: int) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_shape_and_type(shape, DTYPES[element_type], self._device.memory, 0)
