@@ -112,25 +112,25 @@ def parts(all_measured: dict[str, Measured], scale: Scale) -> dict[str, Callable
     """Each part by its name, in the order in which it is worth its time."""
     found: dict[str, Callable[[], Any]] = {}
     sizes = scale.served_sizes
+    first = next(iter(all_measured.values()))
     for name, m in all_measured.items():
-        if not name.endswith(HALF):
+        whole = not name.endswith(HALF)
+        if whole:
             found[f"{name}: agreement"] = lambda m=m: timing.agreement(m.subject, m.device, rows=8)
             found[f"{name}: sizes"] = lambda m=m: forms(m)
-        found[f"{name}: ramps"] = lambda m=m: timing.ramps(m.sessions, m.bundle, m.x, sizes)
-        found[f"{name}: exits"] = lambda m=m: timing.exits(m.sessions, m.bundle, m.x, sizes=sizes[1:], shares=SHARES)
-        found[f"{name}: kernels"] = lambda m=m: timing.kernels(m.bundle, m.device, m.x, sizes)
-    first = next(iter(all_measured.values()))
-    if first.device.is_cuda:
-        found["memory"] = lambda: serving.memory(first.subject, first.device)
-        found["no room"] = lambda: serving.without_room(first.folder)
-    for name, m in all_measured.items():
-        if not name.endswith(HALF):
             found[f"{name}: alternating"] = lambda m=m: timing.alternating(
                 m.subject.model, m.device, m.x, *scale.alternating
             )
+        found[f"{name}: ramps"] = lambda m=m: timing.ramps(m.sessions, m.bundle, m.x, sizes)
+        found[f"{name}: exits"] = lambda m=m: timing.exits(m.sessions, m.bundle, m.x, sizes=sizes[1:], shares=SHARES)
+        found[f"{name}: kernels"] = lambda m=m: timing.kernels(m.bundle, m.device, m.x, sizes)
+        if whole:
             found[f"{name}: serve"] = lambda m=m: serving.under_load(
                 m.folder, m.x[:64], capacity=m.capacity(), seconds=SERVE_SECONDS, share=SHARES[2]
             )
+        if m is first and m.device.is_cuda:
+            found["memory"] = lambda: serving.memory(first.subject, first.device)
+            found["no room"] = lambda: serving.without_room(first.folder)
     return found
 
 
