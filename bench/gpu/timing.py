@@ -29,7 +29,7 @@ from offramp_worker.engine.execution.execute import Runnable, run_exact, run_sta
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.stages import StageSession
 from offramp_worker.padded import Padded, padded_rows, run_at_once
-from offramp_worker.page_locked import batch_memory
+from offramp_worker.page_locked import as_batch
 from offramp_worker.plans.classifier import stage_seconds
 
 Json = dict[str, Any]
@@ -52,13 +52,6 @@ def medians(jobs: Mapping[Any, Callable[[], object]], *, rounds: int = ROUNDS) -
     return {name: float(np.median(values)) for name, values in taken.items()}
 
 
-def batch_of(x: FloatArray, rows: int, device: Device) -> FloatArray:
-    """The first rows, where a worker puts batches for the device together."""
-    batch: FloatArray = batch_memory(device)((rows, *x.shape[1:]), x.dtype)
-    np.copyto(batch, x[:rows])
-    return batch
-
-
 def whole(model: onnx.ModelProto, device: Device) -> Runnable:
     """The model in one piece, as a worker runs it where exits are off."""
     session = open_session(model, threads=1, device=device)
@@ -70,7 +63,7 @@ def by_size(forms: Mapping[str, Runnable], x: FloatArray, sizes: Sequence[int], 
     """Milliseconds of each form of a model by batch size."""
     found: Json = {name: {} for name in forms}
     for size in sizes:
-        batch = batch_of(x, size, device)
+        batch = as_batch(x[:size], device)
         jobs = {name: _exact(stage, batch) for name, stage in forms.items()}
         for name, seconds in medians(jobs).items():
             found[name][str(size)] = seconds * 1e3
@@ -86,7 +79,7 @@ def alternating(model: onnx.ModelProto, device: Device, x: FloatArray, largest: 
     the same batches take where the size never changes."""
     sizes = np.random.default_rng(3).integers(1, largest + 1, batches)
     stage, plain = whole(model, device), _plain(model, device)
-    name, batch = input_name(model), batch_of(x, largest, device)
+    name, batch = input_name(model), as_batch(x[:largest], device)
 
     def ours(size: int) -> object:
         return list(run_exact(stage, batch[:size]))
@@ -158,7 +151,7 @@ def ramps(sessions: Sessions, bundle: Bundle, x: FloatArray, sizes: Sequence[int
     exact, counts = sessions.exact_stage(), sorted({1, 2, len(bundle.columns)})
     found: Json = {}
     for size in sizes:
-        batch = batch_of(x, size, bundle.device)
+        batch = as_batch(x[:size], bundle.device)
         jobs: dict[Any, Callable[[], object]] = {"exact": _exact(exact, batch)}
         for n in counts:
             plan = Plan(sessions, bundle, tuple(range(n)), 0.0)
@@ -207,7 +200,7 @@ def exits(
     what the profile says of each."""
     exact, rows = sessions.exact_stage(), []
     for size in sizes:
-        batch = batch_of(x, size, bundle.device)
+        batch = as_batch(x[:size], bundle.device)
         plans = {share: Plan(sessions, bundle, (0,), share) for share in shares}
         jobs: dict[Any, Callable[[], object]] = {"exact": _exact(exact, batch)}
         jobs |= {(s, saving): plan.run(batch, saving=saving) for s, plan in plans.items() for saving in (False, True)}

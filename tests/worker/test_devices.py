@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper
 from processes import WorkerProcess, eventually
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
@@ -24,7 +25,7 @@ from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.kept_stages import KeptStage
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.stages import StageSession
-from offramp_worker.padded import WHOLE_ROWS, Padded, filled, padded_rows
+from offramp_worker.padded import WHOLE_ROWS, Padded, filled, padded_rows, plans_for_sizes
 from offramp_worker.prepare.measuring.pricing import Runs
 from offramp_worker.prepare.measuring.profiling import jobs_of
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
@@ -220,6 +221,27 @@ def test_each_size_of_batch_has_one_session_which_is_opened_when_it_comes() -> N
     assert len(opened) == 1  # a graph that cannot run is refused at once
     assert padded.at(2) is padded.at(2) is not padded.at(4)
     assert len(opened) == 3
+
+
+@pytest.mark.parametrize(
+    ("attributes", "plans"),
+    [
+        ({"kernel_shape": [16, 16], "strides": [16, 16]}, False),
+        ({"kernel_shape": [16, 16], "strides": [16, 16], "pads": [0, 0, 0, 0]}, False),
+        ({"kernel_shape": [16, 16], "strides": [8, 8]}, True),
+        ({"kernel_shape": [3, 3], "strides": [3, 3], "pads": [1, 1, 1, 1]}, True),
+        ({"kernel_shape": [1, 1], "strides": [1, 1]}, True),
+        ({"kernel_shape": [3, 3]}, True),
+        ({}, True),
+    ],
+)
+def test_batches_are_filled_up_for_convolutions_but_not_for_the_patches_of_a_transformer(
+    attributes: dict[str, list[int]], plans: bool
+) -> None:
+    value = helper.make_tensor_value_info
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
+    graph = helper.make_graph([node], "g", [value("x", 1, ["n", 3, 32, 32])], [value("y", 1, None)])
+    assert plans_for_sizes(helper.make_model(graph)) is plans
 
 
 def test_waiting_for_a_gpu_is_charged_to_heads_and_not_to_segments() -> None:

@@ -25,7 +25,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from offramp_worker.bundle.tensors import closed_options, computes_in_halves
-from offramp_worker.padded import Padded, has_convolutions
+from offramp_worker.padded import Padded, plans_for_sizes
 from offramp_worker.weights import Shared, share
 
 EXECUTOR = "onnxruntime-"
@@ -103,8 +103,8 @@ def open_session(
     """A session that spins on no core while it waits. An ``optimised`` graph, one of the CPU's, is left as it is.
 
     Operators that the device's provider does not have run on the CPU. On the CPU equal graphs are one session, and
-    equal weights of others one array, on CUDA too: see :mod:`offramp_worker.weights`. There a graph with convolutions
-    is :class:`offramp_worker.padded.Padded`.
+    equal weights of others one array, on CUDA too: see :mod:`offramp_worker.weights`. There a graph that plans for
+    sizes of batches is :class:`offramp_worker.padded.Padded`.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def open_session(
             return _open_shared(optimised_graph(model), threads=threads)
     weights = share(model, memory=device.memory) if device.is_cuda else NOTHING
     open_one = partial(_open_on, model, weights, threads=threads, device=device)
-    return Padded(open_one) if device.is_cuda and has_convolutions(model) else open_one()
+    return Padded(open_one) if device.is_cuda and plans_for_sizes(model) else open_one()
 
 
 def _open_on(model: onnx.ModelProto, weights: Shared, *, threads: int, device: Device) -> ort.InferenceSession:

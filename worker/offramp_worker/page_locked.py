@@ -64,6 +64,15 @@ def batch_memory(device: Device) -> Empty:
     return _of_cuda().empty if device.is_cuda else np.empty
 
 
+def as_batch(x: Array, device: Device) -> Array:
+    """``x`` where a worker would put it together from requests for the device."""
+    if not device.is_cuda:
+        return x
+    batch = batch_memory(device)(x.shape, x.dtype)
+    np.copyto(batch, x)
+    return batch
+
+
 @cache
 def _of_cuda() -> PageLocked:
     return PageLocked(_locked)

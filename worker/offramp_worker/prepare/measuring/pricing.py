@@ -24,6 +24,7 @@ from offramp_worker.engine.execution.chains import stage_on
 from offramp_worker.engine.execution.device_stages import take_rows, wait_for
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.stages import StageSession
+from offramp_worker.page_locked import as_batch
 
 Array = npt.NDArray[Any]
 Open = Callable[[onnx.ModelProto, bool], Any]  # a graph, and whether it is optimised already → a session
@@ -91,6 +92,7 @@ class Priced:
 
     def at(self, x: Array) -> Runs:
         """Calls that run on ``x`` (n, ...). Those of another batch do not work any more."""
+        x = as_batch(x, self._device)
         inputs: list[Any] = [x]
         for stage in self._segments[:-1]:
             inputs.append(stage.run(inputs[-1], x)[0])
