@@ -72,7 +72,7 @@ demo: setup ## The main job on this machine: tune, certify, canary, promote, dri
 	@$(BIN)/python -m bench.demo.embedded
 
 demo-generate: setup ## A model that generates, through the same loop: drafts, a certified plan, its canary, and back
-	@$(BIN)/python -m bench.demo.generate
+	@$(BIN)/python -m bench.demo.generate $(if $(MODEL),--model $(MODEL))
 
 demo-cluster: setup cluster ## The same story on a real Kubernetes, installed with Helm
 	@$(BIN)/python -m bench.demo.cluster

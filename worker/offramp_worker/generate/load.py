@@ -53,8 +53,8 @@ REFERENCE_TOLERANCE, ROUNDED_TOLERANCE = (
 )  # of the logits' own spread; kernels of few bits differ from CPU to CPU
 
 
-def load_generation(folder: Path, *, threads: int, cache_bytes: int) -> Loaded:
-    """See :class:`offramp_worker.generate.seam.Loader`."""
+def load_generation(folder: Path, *, threads: int, cache_bytes: int, to_serve: bool = True) -> Loaded:
+    """See :class:`offramp_worker.generate.seam.Loader`. What is loaded ``to_serve`` is moved into large pages."""
     manifest = read_manifest(folder)
     check_content(folder, manifest)
     profile = read_profile(folder)
@@ -73,7 +73,7 @@ def load_generation(folder: Path, *, threads: int, cache_bytes: int) -> Loaded:
         check=lambda: probe.check(REFERENCE, decoders[REFERENCE]),
         together=[name for name, decoder in decoders.items() if computes_alike(decoder)],
     )
-    if sum(weight_bytes(manifest.architecture, variant) for variant in manifest.variants) >= WORTH_BYTES:
+    if to_serve and sum(weight_bytes(manifest.architecture, v) for v in manifest.variants) >= WORTH_BYTES:
         return_memory()  # else it would be moved too
         log_event("large-pages", bytes=use_large_pages())
     return Loaded(engine.bundle, engine, tokenizer)

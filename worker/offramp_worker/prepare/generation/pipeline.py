@@ -349,9 +349,8 @@ def _finish(shop: _Shop, found: _Found) -> GenerationReport:
         created=int(time.time()),
         data={"prompts": len(texts.fitted), "held_out": len(texts.held_out)},
     )
-    load_generation(
-        work.folder, threads=request.threads, cache_bytes=2**20
-    ).engine.close()  # what is written can be served
+    # What is written can be served.
+    load_generation(work.folder, threads=request.threads, cache_bytes=2**20, to_serve=False).engine.close()
     report = GenerationReport(
         name=manifest.name,
         source=checkpoint.source,
