@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,21 +25,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.control_world import BACKBONE, BUDGET, RAMP_SET, Ints, World
+from bench.control_world import BUDGET, Floats, Ints, World
 from bench.control_year import BUSY_SECONDS, DAY, KEPT_RECORDS, RAMPS, DayWorker, Life, Outcomes, Year, YearScenario
 from bench.provenance import provenance
-from bench.replays import OUT as OUT_FOLDER
-from bench.replays import RECORDS
-from offramp_core.control.snapshot import Load, RecordStore
+from offramp_core.control.snapshot import Load
 from offramp_core.control.tuning import tuner
 from offramp_core.evidence import detector
+from offramp_core.evidence.one_arm import alternatives
 from offramp_core.protocol import PlanDocument
 
-OUT = OUT_FOLDER / "traffic.json"
+RECORDS, OUT = Path("build/records"), Path("build/bench/traffic.json")
 HOUR = 3600.0
 COLLECTING_SECONDS = 600.0  # between passes that only wait for labels
 RETUNE_SECONDS = 86_400.0  # the product tries every hour; a year of that is a day of this machine
 REQUEST_RATE = 200.0  # by day, over the fleet
+PARTS = 2**16  # of [0, 1), in which drawn rows are looked for
 LOOK = 20  # audits between two looks of a simulated breaker
 
 
@@ -75,8 +74,8 @@ class Everything(Life):
         self.scenes = np.full(
             (sights.sources, 2), -1, dtype=np.int64
         )  # by source: number and row of the scene it shows
+        self._begins: tuple[tuple[int, ...], Floats, Ints] = ((), np.zeros(0), np.zeros(0, dtype=np.int64))
         self.shown: dict[str, tuple[Ints, Ints]] = {}  # audited rows of this step and their sources, by worker
-        self.draws, self.audit_rates, self.streams = np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64)
 
     # --- what comes, and when ----------------------------------------------------------------------
 
@@ -128,7 +127,9 @@ class Everything(Life):
         if not self.shown:
             self._show(seconds, document.stable.audit_rate)
         rows = self.shown[worker.uid][0]
-        return np.zeros(0, dtype=np.bool_) if worker.open else self.world.served(self._plan(document)).wrong[rows]
+        return (
+            np.zeros(0, dtype=np.bool_) if worker.open else self.world.served(self._plan(document.stable)).wrong[rows]
+        )
 
     def _show(self, seconds: float, audit_rate: float) -> None:
         """What the audited requests of a stretch show, dealt to the workers in the order in which they come."""
@@ -138,54 +139,90 @@ class Everything(Life):
         self.asked += requests
         source = self.rng.integers(0, self.sights.sources, audited)
         scene = (at / (self.sights.sources * self.sights.scene)).astype(np.int64)
-        rows = np.empty(audited, dtype=np.int64)
-        fresh = np.searchsorted(np.cumsum(self.weights()), self.rng.random(audited) * (1 - 1e-12))
-        for s in np.unique(source):
-            mine = np.flatnonzero(source == s)
-            begins = np.flatnonzero(np.diff(scene[mine], prepend=self.scenes[s, 0]))
-            shown = np.zeros(len(mine), dtype=np.intp)
-            shown[begins] = begins + 1
-            last = np.maximum.accumulate(shown) - 1
-            rows[mine] = np.where(last >= 0, fresh[mine[last]], self.scenes[s, 1])
-            self.scenes[s] = scene[mine[-1]], rows[mine[-1]]
+        drawn = self.rng.random(audited) * (1 - 1e-12)
+        rows = self._seen(source, scene, drawn) if audited else np.zeros(0, dtype=np.int64)
         worker = self.rng.integers(0, len(self.workers), audited)
         self.shown = {w.uid: (rows[worker == i], source[worker == i]) for i, w in enumerate(self.workers)}
 
+    def _seen(self, source: Ints, scene: Ints, drawn: Floats) -> Ints:
+        """Rows that requests in order show, (n,): of each new scene of a source one that is ``drawn``."""
+        order = np.argsort(source.astype(np.uint8), kind="stable")  # few sources are sorted by counting
+        source, scene, drawn = source[order], scene[order], drawn[order]
+        firsts = np.flatnonzero(np.diff(source, prepend=-1))
+        known = self.scenes[source[firsts]]
+        begins = np.concatenate([[True], np.diff(scene) != 0])
+        begins[firsts] = scene[firsts] != known[:, 0]
+        goes_on = firsts[~begins[firsts]]  # scenes of the stretch before
+        at = np.flatnonzero(begins)
+        shown = np.empty(len(source), dtype=np.int64)
+        shown[at] = self._pool_rows(drawn[at])
+        shown[goes_on] = known[~begins[firsts], 1]
+        begins[goes_on] = True
+        rows = shown[np.maximum.accumulate(np.where(begins, np.arange(len(source)), 0))]
+        lasts = np.append(firsts[1:], len(source)) - 1
+        self.scenes[source[firsts]] = np.stack([scene[lasts], rows[lasts]], axis=1)
+        found = np.empty_like(rows)
+        found[order] = rows
+        return found
+
+    def _pool_rows(self, drawn: Floats) -> Ints:
+        """Rows of the pool by their weights now, from numbers in [0, 1): the first whose cumulated weight is not below
+        one. Looked for from a table of where each part of [0, 1) begins."""
+        if self._begins[0] != self.moment:
+            cumulated = np.cumsum(self.weights())
+            self._begins = self.moment, cumulated, np.searchsorted(cumulated, np.arange(PARTS) / PARTS)
+        _, cumulated, begins = self._begins
+        rows = begins[(drawn * PARTS).astype(np.int64)]
+        while (below := cumulated[rows] < drawn).any():
+            rows += below
+        return rows
+
     def _watched(self, document: PlanDocument, state: detector.DetectorState, outcomes: Outcomes) -> detector.Watched:
-        budget, effect = document.accuracy_budget, document.stable.design_effect
-        for begin in range(0, len(outcomes), LOOK):
-            block = outcomes[begin : begin + LOOK]
-            state = detector.update(state, len(block), int(block.sum()), p0=budget, design_effect=effect)
-            if detector.alarm(state, run_length=document.breaker_run_length):
-                return detector.Watched(state, begin + len(block))
-        return detector.Watched(state, None)
+        return looked_at(
+            state,
+            outcomes,
+            p0=document.accuracy_budget,
+            run_length=document.breaker_run_length,
+            design_effect=document.stable.design_effect,
+        )
 
     # --- records -----------------------------------------------------------------------------------
 
     def _record(self, worker: DayWorker, seconds: float, audit_rate: float) -> None:
         rows, source = self.shown.get(worker.uid, (np.zeros(0, dtype=np.int64),) * 2)
         n = min(len(rows), round(self.rate / len(self.workers) * seconds * audit_rate))
-        self.rows = np.append(self.rows, rows[:n])
-        self.streams = np.append(self.streams, source[:n])
-        self.times = np.append(self.times, self.now + np.sort(self.rng.uniform(0.0, seconds, n)))
-        self.draws = np.append(self.draws, self.rng.random(n) * audit_rate)
-        self.audit_rates = np.append(self.audit_rates, np.full(n, audit_rate))
-
-    def _keep_newest(self) -> None:
-        awaited = min(tuner.MOST_LABELS, 2 * self.service.status.tuning.labels_needed)
-        newest = np.argsort(self.times, kind="stable")[-max(KEPT_RECORDS, awaited) :]
-        for name in ("rows", "times", "streams", "draws", "audit_rates"):
-            setattr(self, name, getattr(self, name)[newest])
-
-    def _store(self) -> RecordStore:
-        records = replace(
-            self.world.records.take(self.rows),
-            time=self.times,
-            stream=self.streams if self.sights.sources > 1 else None,
-            draw=self.draws.astype(np.float32),
-            audit_rate=self.audit_rates.astype(np.float32),
+        time = self.now + np.sort(self.rng.uniform(0.0, seconds, n))
+        named = {"stream": source[:n]} if self.sights.sources > 1 else {}
+        self.kept.append(
+            rows[:n],
+            time=time,
+            draw=(self.rng.random(n) * audit_rate).astype(np.float32),
+            audit_rate=np.full(n, audit_rate, dtype=np.float32),
+            **named,
         )
-        return RecordStore(records, self.world.ramp_ids, BACKBONE, RAMP_SET)
+
+    @property
+    def most_kept(self) -> int:
+        return max(KEPT_RECORDS, min(tuner.MOST_LABELS, 2 * self.service.status.tuning.labels_needed))
+
+
+def looked_at(
+    state: detector.DetectorState, outcomes: Outcomes, *, p0: float, run_length: float, design_effect: float
+) -> detector.Watched:
+    """The breaker with a look after every ``LOOK`` audits: bit by bit what :func:`detector.update` and
+    :func:`detector.alarm` make of them, in a sixth of the time. A year has ten million looks."""
+    m = state.m or (0.0,) * len(alternatives(p0))
+    evidence: dict[tuple[int, int], tuple[float, ...]] = {}
+    begins = np.arange(0, len(outcomes), LOOK)
+    counts = np.add.reduceat(outcomes, begins, dtype=np.int64).tolist() if len(outcomes) else []
+    for begin, k in zip(begins.tolist(), counts, strict=True):
+        n = min(LOOK, len(outcomes) - begin)
+        if (n, k) not in evidence:
+            evidence[n, k] = detector.evidence(n, k, p0=p0, design_effect=design_effect)
+        m = detector.moved(m, n, evidence[n, k])
+        if sum(m) / len(m) >= run_length:
+            return detector.Watched(detector.DetectorState(m, state.n + begin + n), begin + n)
+    return detector.Watched(detector.DetectorState(m, state.n + len(outcomes)) if len(outcomes) else state, None)
 
 
 SIGHTS = {
@@ -216,56 +253,116 @@ def summary(years: Sequence[Year]) -> dict[str, Any]:
     return {"runs": len(years), "broken": sum(y.disagreement > BUDGET for y in years), "worst": worst, **medians}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; exit code 1 where records are missing or more than one year in twenty is over its budget."""
+Key = tuple[str, int]  # kind of traffic, seed
+
+
+def _lived(records: Path, days: int, key: Key) -> tuple[Key, Year]:
+    return key, _year(records, key[0], days, key[1])
+
+
+def read(files: Sequence[Path], days: int) -> dict[Key, Year]:
+    """Years of so many days that files of before hold."""
+    found: dict[Key, Year] = {}
+    for file in files:
+        rows = json.loads(file.read_text()) if file.is_file() else {}
+        for name in SIGHTS.keys() & rows.keys():
+            row = rows[name]
+            if row["days"] == days:
+                years = zip(row.get("seeds", range(len(row["years"]))), row["years"], strict=True)
+                found |= {(name, seed): Year(**year) for seed, year in years}
+    return found
+
+
+def rows(lived: Mapping[Key, Year], days: int) -> dict[str, Any]:
+    """What the years of each kind of traffic came to, and each by itself."""
+    found = {}
+    for name in SIGHTS:
+        seeds = sorted(seed for of, seed in lived if of == name)
+        if years := [lived[name, seed] for seed in seeds]:
+            found[name] = {**summary(years), "days": days, "seeds": seeds, "years": [asdict(y) for y in years]}
+    return found
+
+
+def _write(out: Path, found: dict[str, Any]) -> None:
+    """Whole or not at all: a run may be cut at any time."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_suffix(".part")
+    part.write_text(json.dumps({**found, "measured": provenance()}) + "\n")
+    part.replace(out)
+
+
+def live(keys: Sequence[Key], lived: dict[Key, Year], options: argparse.Namespace) -> None:
+    """Live through the years that are missing, all kinds side by side, and write down each as it ends."""
+    missing = [key for key in keys if key not in lived]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        Progress(*columns, console=Console(stderr=True)) as progress,
+        ProcessPoolExecutor(options.jobs, get_context("forkserver")) as pool,
+    ):
+        task = progress.add_task("years", total=len(missing))
+        for done in as_completed([pool.submit(_lived, options.records, options.days, key) for key in missing]):
+            key, year = done.result()
+            lived[key] = year
+            _write(options.out, rows(lived, options.days))
+            progress.advance(task)
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(prog="bench.control_traffic", description="a year with everything at once")
     parser.add_argument("--years", type=int, default=20, help="of each kind of traffic")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--days", type=int, default=365)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--records", type=Path, default=RECORDS / "resnet56-mx4.npz")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument(
+        "--continue",
+        dest="before",
+        type=Path,
+        nargs="*",
+        metavar="FILE",
+        help="keep the years of earlier results (that of --out where no file is named) and live only the others",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit code 1 where records are missing or more than one year in twenty is over its budget."""
+    options = parsed(arguments)
     if not options.records.is_file():
         print(
             f"bench.control_traffic: make the records first: python -m bench.record {options.records.stem}",
             file=sys.stderr,
         )
         return 1
-    found: dict[str, Any] = {}
-    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        Progress(*columns, console=Console(stderr=True)) as progress,
-        ProcessPoolExecutor(options.jobs, get_context("forkserver")) as pool,
-    ):
-        for name in SIGHTS:
-            years: list[Year] = []
-            task = progress.add_task(name, total=options.years)
-            for one in pool.map(partial(_year, options.records, name, options.days), range(options.years)):
-                years.append(one)
-                progress.advance(task)
-                found[name] = {**summary(years), "days": options.days, "years": [asdict(y) for y in years]}
-                found["measured"] = provenance()
-                options.out.write_text(json.dumps(found) + "\n")
-    found.pop("measured", None)
+    before = [] if options.before is None else options.before or [options.out]
+    lived = read(before, options.days)
+    live([(name, options.first + i) for i in range(options.years) for name in SIGHTS], lived, options)
+    found = rows(lived, options.days)
+    _write(options.out, found)
     if options.json:
         print(json.dumps({name: {k: v for k, v in row.items() if k != "years"} for name, row in found.items()}))
     else:
-        table = Table("traffic", "over budget", "worst", "disagreement", "saving", "tests", "alarms", "days off")
-        for name, row in found.items():
-            table.add_row(
-                name,
-                f"{row['broken']} of {row['runs']}",
-                f"{row['worst']:.2%}",
-                f"{row['disagreement']:.2%}",
-                f"{row['saving']:.1%}",
-                f"{row['tests']:.0f}",
-                f"{row['alarms']:.0f}",
-                f"{row['days_off']:.1f}",
-            )
-        Console().print(table)
+        _print(found)
     return 1 if any(row["broken"] > 0.05 * row["runs"] for row in found.values()) else 0
+
+
+def _print(found: dict[str, Any]) -> None:
+    table = Table("traffic", "over budget", "worst", "disagreement", "saving", "tests", "alarms", "days off")
+    for name, row in found.items():
+        table.add_row(
+            name,
+            f"{row['broken']} of {row['runs']}",
+            f"{row['worst']:.2%}",
+            f"{row['disagreement']:.2%}",
+            f"{row['saving']:.1%}",
+            f"{row['tests']:.0f}",
+            f"{row['alarms']:.0f}",
+            f"{row['days_off']:.1f}",
+        )
+    Console().print(table)
 
 
 if __name__ == "__main__":

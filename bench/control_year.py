@@ -9,14 +9,15 @@ which is later than in the product.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.control_fleet import MANIFEST, QUIET_PULL_SECONDS, service_of
+from bench.control_records import NewestRecords
 from bench.control_shell import MemoryShell
-from bench.control_world import BACKBONE, BUDGET, RAMP_SET, Floats, Ints, World
+from bench.control_world import BACKBONE, BUDGET, RAMP_SET, Floats, World
 from bench.promise import Drift, hardness_by_day, traffic_by_day
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import RolloutStatus
@@ -32,7 +33,7 @@ from offramp_core.control.snapshot import (
 )
 from offramp_core.evidence import detector
 from offramp_core.plan import Plan
-from offramp_core.protocol import Arm, Observations, PlanDocument, RecordBlock
+from offramp_core.protocol import Arm, ArmCounts, ArmPlan, Observations, PlanDocument, RecordBlock
 from offramp_core.sketch import bucket_index, bucket_seconds
 from offramp_core.tuning import TuningOutcome, tune
 from offramp_worker.engine.accounts.counters import KEPT_EPOCHS, ArmCounter
@@ -107,12 +108,16 @@ class DayWorker:
     open: bool = False
     state: detector.DetectorState = field(default_factory=detector.init)
     counters: list[ArmCounter] = field(default_factory=list)
+    frozen: dict[tuple[int, Arm], ArmCounts] = field(default_factory=dict)  # counters that stood still
 
     def configure(self, document: PlanDocument) -> None:
         if self.document is None or self.document.stable.plan != document.stable.plan:
             self.open, self.state = False, detector.init()
         self.document = document
         self.counters = [c for c in self.counters if c.epoch > document.epoch - KEPT_EPOCHS]
+        self.frozen = {
+            (c.epoch, c.arm): self.frozen[c.epoch, c.arm] for c in self.counters if (c.epoch, c.arm) in self.frozen
+        }
 
     def counter(self, arm: Arm) -> ArmCounter:
         """The one of an arm of the document in force."""
@@ -125,6 +130,13 @@ class DayWorker:
         self.counters.append(ArmCounter(document.epoch, arm, Plan.from_mapping(asked.plan).content_hash))
         return self.counters[-1]
 
+    def counts(self) -> tuple[ArmCounts, ...]:
+        """All counters."""
+        for c in self.counters:
+            if (c.epoch, c.arm) not in self.frozen:
+                self.frozen[c.epoch, c.arm] = c.freeze()
+        return tuple(self.frozen[c.epoch, c.arm] for c in self.counters)
+
 
 class Life(MemoryShell):
     """The service and its fleet over a year."""
@@ -135,12 +147,12 @@ class Life(MemoryShell):
         self.hardness, self.traffic = hardness_by_day(self.rng, scenario.drift), traffic_by_day()
         self.workers = [DayWorker(f"w{i}") for i in range(self.service.spec.replicas)]
         self.requests, self.wrong, self.saved, self.off = (np.zeros(scenario.days) for _ in range(4))
-        self.rows: Ints = np.zeros(0, dtype=np.int64)
-        self.times: Floats = np.zeros(0)
+        self.kept = NewestRecords(world.records)
         self.outcome: TuningOutcome | None = None
         self.decision: Decision | None = None
         self.ended: dict[str, RolloutStatus] = {}
         self.alarms = 0
+        self._plans: dict[int, tuple[ArmPlan, Plan]] = {}
         self._weights: tuple[tuple[int, ...], Floats] = ((), np.zeros(0))
         self._rates: dict[tuple[tuple[int, ...], str], tuple[float, float]] = {}
 
@@ -194,11 +206,15 @@ class Life(MemoryShell):
         """Serve until something happens, then one pass."""
         planned = min(self._pause(), self.next_change - self.now)
         outcomes = [self._outcomes(worker, planned) for worker in self.workers]
-        opened = [self._opens_after(worker, seen) for worker, seen in zip(self.workers, outcomes, strict=True)]
+        watched = [self._breaker(worker, seen) for worker, seen in zip(self.workers, outcomes, strict=True)]
+        opened = [
+            w.alarm_after if w is not None and seen.any() else None for w, seen in zip(watched, outcomes, strict=True)
+        ]
         share = min((after / len(seen) for after, seen in zip(opened, outcomes, strict=True) if after), default=1.0)
         seconds = min(planned, share * planned + QUIET_PULL_SECONDS) if share < 1 else planned
-        for worker, seen, after in zip(self.workers, outcomes, opened, strict=True):
-            self._serve(worker, seen[: round(len(seen) * seconds / planned)], seconds, after)
+        for worker, seen, w, after in zip(self.workers, outcomes, watched, opened, strict=True):
+            kept = seen[: round(len(seen) * seconds / planned)]
+            self._serve(worker, kept, seconds, after, w if len(kept) == len(seen) else self._breaker(worker, kept))
         self.now += seconds
         if self.day < self.scenario.days:
             self.reconcile()
@@ -219,43 +235,53 @@ class Life(MemoryShell):
             return np.zeros(0, dtype=np.bool_)
         share = 1 - _weight(document)
         audited = self.rng.poisson(self.rate / len(self.workers) * seconds * share * document.stable.audit_rate)
-        plan = self._plan(document)
+        plan = self._plan(document.stable)
         return np.asarray(self.rng.random(audited) < (0.0 if plan.exits_off else self.truth(plan)[0]))
 
-    @staticmethod
-    def _plan(document: PlanDocument) -> Plan:
-        return Plan.from_mapping(document.stable.plan)
+    def _plan(self, asked: ArmPlan) -> Plan:
+        """The plan of an arm; every document in force is asked for its own many times."""
+        known = self._plans.get(id(asked))
+        if known is None or known[0] is not asked:
+            known = self._plans[id(asked)] = asked, Plan.from_mapping(asked.plan)
+        return known[1]
 
-    def _opens_after(self, worker: DayWorker, outcomes: Outcomes) -> int | None:
-        """How many audits it takes until the worker's breaker opens."""
+    def _breaker(self, worker: DayWorker, outcomes: Outcomes) -> detector.Watched | None:
+        """The worker's breaker after these audits, where it has one and something to watch."""
         document = worker.document
-        if not self.scenario.watched or document is None or not len(outcomes) or not outcomes.any():
+        if not self.scenario.watched or document is None or not len(outcomes):
             return None
-        return self._watched(document, worker.state, outcomes).alarm_after
+        return self._watched(document, worker.state, outcomes)
 
     def _watched(self, document: PlanDocument, state: detector.DetectorState, outcomes: Outcomes) -> detector.Watched:
         """The breaker after these audits."""
         return detector.watch(state, outcomes, p0=document.accuracy_budget, run_length=document.breaker_run_length)
 
-    def _serve(self, worker: DayWorker, outcomes: Outcomes, seconds: float, opened: int | None) -> None:
+    def _serve(
+        self,
+        worker: DayWorker,
+        outcomes: Outcomes,
+        seconds: float,
+        opened: int | None,
+        watched: detector.Watched | None,
+    ) -> None:
         """Count what a worker did in a stretch, and account for what its users got."""
         document = worker.document
         if document is None:
             self._account(self.world.exits_off, self.rate / len(self.workers) * seconds, seconds)
             return
-        plan = Plan.from_mapping(document.stable.plan)
+        plan = self._plan(document.stable)
         if opened is not None and opened <= len(outcomes):
             on = seconds * opened / len(outcomes)
             outcomes, worker.open, self.alarms = outcomes[:opened], True, self.alarms + 1
         else:
             on = 0.0 if worker.open else seconds
-            worker.state = self._watched(document, worker.state, outcomes).state
+            worker.state = watched.state if watched is not None else worker.state
         requests = self.rate / len(self.workers) * on
         weight = _weight(document)
         if on:
             self._count(worker, "stable", requests=round(requests * (1 - weight)), outcomes=outcomes)
         if on and document.canary is not None:
-            canary = Plan.from_mapping(document.canary.plan)
+            canary = self._plan(document.canary)
             ran = int(self.rng.poisson(requests * weight))
             audited = int(self.rng.binomial(ran, document.canary.audit_rate))
             disagreed = self.rng.random(audited) < self.truth(canary)[0]
@@ -278,6 +304,7 @@ class Life(MemoryShell):
         document = worker.document
         assert document is not None
         counter = worker.counter(arm)
+        worker.frozen.pop((counter.epoch, arm), None)
         audited = len(outcomes)
         requests = max(requests, audited)
         counter.requests += requests
@@ -298,15 +325,14 @@ class Life(MemoryShell):
         """Equal-weight records of a worker's stretch; only the newest are kept."""
         n = min(round(self.rate / len(self.workers) * seconds * audit_rate), KEPT_RECORDS)
         rows = np.searchsorted(np.cumsum(self.weights()), self.rng.random(n) * (1 - 1e-12))
-        self.rows = np.append(self.rows, rows)
-        self.times = np.append(self.times, self.now + np.sort(self.rng.uniform(0.0, seconds, n)))
+        self.kept.append(rows, time=self.now + np.sort(self.rng.uniform(0.0, seconds, n)))
 
     # --- a pass ------------------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        self._keep_newest()
+        self.kept.settle(self.most_kept)
         outcome, self.outcome = self.outcome, None
-        records = self._store() if len(self.rows) else None
+        records = RecordStore(self.kept.records(), self.world.ramp_ids, BACKBONE, RAMP_SET) if len(self.kept) else None
         snapshot = Snapshot(
             Gathered(self.service, dict(self.configs), tuple(self.rollouts.values()), published=self.published),
             Observed(tuple(self._report(w) for w in self.workers), records, load=self.load),
@@ -322,13 +348,10 @@ class Life(MemoryShell):
         if decision.tune is not None and records is not None:
             self.outcome = tune(records.records, decision.tune)
 
-    def _keep_newest(self) -> None:
-        newest = np.argsort(self.times, kind="stable")[-KEPT_RECORDS:]
-        self.rows, self.times = self.rows[newest], self.times[newest]
-
-    def _store(self) -> RecordStore:
-        records = replace(self.world.records.take(self.rows), time=self.times)
-        return RecordStore(records, self.world.ramp_ids, BACKBONE, RAMP_SET)
+    @property
+    def most_kept(self) -> int:
+        """Records, of which the newest are kept."""
+        return KEPT_RECORDS
 
     def _report(self, worker: DayWorker) -> Worker:
         document = worker.document
@@ -336,12 +359,11 @@ class Life(MemoryShell):
         state = self.world.state(
             worker.uid,
             document,
-            stable_hash=Plan.from_mapping(document.stable.plan).content_hash if document else "",
-            canary_hash=Plan.from_mapping(canary.plan).content_hash if canary else "",
+            stable_hash=self._plan(document.stable).content_hash if document else "",
+            canary_hash=self._plan(canary).content_hash if canary else "",
             breaker_open=worker.open,
         )
-        counts = tuple(c.freeze() for c in worker.counters)
-        seen = Observations(worker.uid, state.boot_id, self.now, counts, RecordBlock(0, 0, RAMP_SET))
+        seen = Observations(worker.uid, state.boot_id, self.now, worker.counts(), RecordBlock(0, 0, RAMP_SET))
         return Worker(WorkerEndpoint(worker.uid, worker.uid, True), state, seen)
 
     def year(self) -> Year:

@@ -23,7 +23,7 @@ from offramp_core.records import ExitCosts, Records
 from offramp_core.search.pace import PACE
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import SearchResult, best_thresholds
-from offramp_lab.replay import load_records
+from offramp_lab.replay.load import load_records
 
 Found = TypeVar("Found")
 BUDGETS = (0.005, 0.01, 0.02, 0.05)

@@ -7,6 +7,7 @@
 | cycles | the same where days are busy and hard, nights quiet and easy, and audits are fewer by day |
 | orders | the same in the real order of recorded sets: frames of a road, reviews as they stand in their files |
 | pins | how often is a plan at twice the budget accepted by its canary's audits |
+| good-pins | how often is one at half the budget not accepted |
 | alarms | how often does the detector alarm within 100,000 labels of a plan at half its budget |
 | power | what is lost on independent requests |
 
@@ -43,7 +44,7 @@ from offramp_core.certify import INDEPENDENT, allowance, dependence
 from offramp_core.control.objects import ArmTally, BothArms, TuningStatus
 from offramp_core.control.rollouts.gates import GateInput, acceptance, accuracy
 from offramp_core.control.snapshot import Load
-from offramp_core.control.stable.audit import clustering, eager_rate, worth_one
+from offramp_core.control.stable.audit import eager_rate, measured_clustering, worth_one
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence import detector
 from offramp_core.evidence.one_arm import Counts
@@ -61,9 +62,11 @@ ORDERS = ("video-grid", "imdb-mean", "sst2-mean")
 SCENES, SOURCES = (1, 10, 30, 100, 1000), (1, 8, 64)
 FEWEST, MOST = 5_000, 60_000  # labels of a run; longer scenes need more before anything can be certified
 STEP = 50  # audits between two looks of a canary's gates
+UNCLEAR_PAUSE = 1.2  # times as many audits, until it is asked again what they are worth where nobody can say
 CANARY_AUDITS = 20_000  # a step ends undecided after so many
 ALARM_LABELS = 100_000
 QUIET_RECORDS, QUIET_RATE = 2_000, 0.02  # of the time before a pin
+KEPT_RECORDS = 20_000  # as the operator keeps
 POWER_LABELS = 2_000
 
 # A day of four hours: three quiet ones with easy requests, a busy one with hard requests. Utilization follows the rate.
@@ -218,40 +221,71 @@ def pin(world: World, kind: Kind, seed: int) -> Seen:
     """Whether a plan at twice the budget earns acceptance in one step, after a day of quiet audits; ``value`` is after
     how many audits the step was decided."""
     rng = np.random.default_rng([seed, kind.scene, kind.sources, 1])
-    plan = world.plan_at(2 * BUDGET)
-    before = dense(world, kind, rng, round(QUIET_RECORDS / QUIET_RATE))
-    known = _clustering(0.0, before.take(np.flatnonzero(rng.random(len(before)) < QUIET_RATE)), sampled=QUIET_RATE)
-    audits = dense(world, kind, rng, CANARY_AUDITS)
-    wrong = np.cumsum(_wrong(world, audits, plan))
+    return accepted(world, kind, world.plan_at(2 * BUDGET), rng)
+
+
+def pin_power(world: World, kind: Kind, seed: int) -> Seen:
+    """The same for a plan at half the budget, which should be accepted: ``wrong`` where it is not."""
+    rng = np.random.default_rng([seed, kind.scene, kind.sources, 4])
+    seen = accepted(world, kind, world.plan_at(BUDGET / 2), rng)
+    return replace(seen, wrong=not seen.wrong)
+
+
+def accepted(world: World, kind: Kind, plan: Plan, rng: np.random.Generator) -> Seen:
+    """One step of a canary of which every request is audited, until its gates accept or reject the plan; ``wrong``
+    where they accept it."""
+    records, quiet = _quiet_and_canary(world, kind, rng)
+    wrong = np.cumsum(_wrong(world, records.take(slice(quiet, None)), plan))
+    known, unclear = 0.0, 0
     for n in range(STEP, CANARY_AUDITS + 1, STEP):
-        if known is None:
-            break
-        k = int(wrong[n - 1])
-        given = GateInput(
-            BothArms(ArmTally(audited=n, disagreements=k)),
-            50,
-            BUDGET,
-            0.99,
-            3,
-            0,
-            certified=False,
-            attempt=Counts(n, k),
-            acceptance_level=allowance(DELTA, 1),
-            design_effect=1 + known,
-        )
-        rejected = accuracy(given).state == "Rejected"
-        if rejected or acceptance(given).state == "Clear":
-            seen = _clustering(known, audits.take(slice(n)))
-            if seen is not None and seen <= known:
-                return Seen(not rejected, True, n)
+        given = _gate_input(n, int(wrong[n - 1]), clustering=known)
+        rejects, accepts = accuracy(given).state == "Rejected", acceptance(given).state == "Clear"
+        if not rejects and (not accepts or n < UNCLEAR_PAUSE * unclear):
+            continue
+        newest = records.take(slice(max(0, quiet + n - KEPT_RECORDS), quiet + n))
+        seen = measured_clustering(newest, known=known, budget=BUDGET, wary=not rejects)
+        if seen is None and not rejects:
+            unclear = n
+        elif seen is None or seen <= known:
+            return Seen(not rejects, True, n)
+        else:
             known = seen
     return Seen(False, False, CANARY_AUDITS)
 
 
-def _clustering(before: float, records: Records, *, sampled: float = 1.0) -> float | None:
-    """As a pass of the control loop measures it; None where nobody can say."""
-    seen = dependence(records, budget=BUDGET)
-    return None if seen is None else max(before, clustering(before, design_effect=seen.design_effect, sampled=sampled))
+def _quiet_and_canary(world: World, kind: Kind, rng: np.random.Generator) -> tuple[Records, int]:
+    """Records of a quiet time and of the canary after it, and how many of them are of the former."""
+    even = np.full((1, len(world.records)), 1 / len(world.records))
+    parts = []
+    for n, rate in ((round(QUIET_RECORDS / QUIET_RATE), QUIET_RATE), (CANARY_AUDITS, 1.0)):
+        rows, source = scene_rows(kind, rng, even, np.zeros(n, dtype=np.int64))
+        draw = rng.random(n)
+        kept = draw < rate
+        parts.append((rows[kept], source[kept], draw[kept], np.full(int(kept.sum()), rate)))
+    rows, source, draw, audit_rate = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    records = replace(
+        world.records.take(rows),
+        time=np.arange(float(len(rows))),
+        stream=source if kind.named else None,
+        draw=draw.astype(np.float32),
+        audit_rate=audit_rate.astype(np.float32),
+    )
+    return records, len(parts[0][0])
+
+
+def _gate_input(n: int, k: int, *, clustering: float) -> GateInput:
+    return GateInput(
+        BothArms(ArmTally(audited=n, disagreements=k)),
+        50,
+        BUDGET,
+        0.99,
+        3,
+        0,
+        certified=False,
+        attempt=Counts(n, k),
+        acceptance_level=allowance(DELTA, 1),
+        design_effect=worth_one(replace(TuningStatus(), clustering=clustering), rate=1.0),
+    )
 
 
 def alarm(world: World, kind: Kind, seed: int) -> Seen:
@@ -315,6 +349,7 @@ PARTS = (
     Part("cycles", certificate, kinds(cycle=True), "certificates over budget", 0.05),
     Part("orders", ordered, (Kind(1, 1),), "certificates over budget", 0.05, ORDERS),
     Part("pins", pin, kinds(), "pins at twice the budget accepted", 0.05),
+    Part("good-pins", pin_power, (Kind(1, 1),), "pins at half the budget not accepted", 0.05),
     Part("alarms", alarm, kinds(), "false alarms within 100,000 labels at half the budget", 0.5),
     Part("power", power, (Kind(1, 1),), "taken for scenes", 0.05),
 )

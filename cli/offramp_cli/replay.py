@@ -21,7 +21,7 @@ def add_replay(app: typer.Typer) -> None:
     if find_spec("offramp_lab") is None:
         app.command("replay", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(missing)
         return
-    from offramp_lab.replay import EXAMPLES, replay
+    from offramp_lab.replay.command import EXAMPLES, replay
 
     app.command()(with_examples(*EXAMPLES)(replay))
 

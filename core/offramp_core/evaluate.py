@@ -137,7 +137,7 @@ def leave_position(records: Records, active: Sequence[int], thresholds: Sequence
     left = np.full(len(records), len(active), dtype=np.intp)
     limits = values.astype(np.float32)
     for j in range(len(active) - 1, -1, -1):  # backwards, so that the earliest ramp has the last word
-        left[records.uncertainty[:, active[j]] < limits[j]] = j
+        np.copyto(left, j, where=records.uncertainty[:, active[j]] < limits[j])
     return left
 
 
@@ -148,9 +148,10 @@ def answers_agree(records: Records, active: Sequence[int], left: IndexArray) -> 
     """
     if not len(active):
         return np.ones(len(records), dtype=np.bool_) if records.precision == EXACT else records.final_agrees.copy()
-    stays = left == len(active)
-    ramp = np.asarray(active, dtype=np.intp)[np.where(stays, 0, left)]
-    return np.where(stays, records.final_agrees, records.agrees[np.arange(len(records)), ramp])
+    agree = records.final_agrees.copy()
+    for j, ramp in enumerate(active):
+        np.copyto(agree, records.agrees[:, ramp], where=left == j)
+    return agree
 
 
 def served_losses(records: Records, active: Sequence[int], left: IndexArray) -> SecondsArray:

@@ -608,6 +608,8 @@ def _surely_over_budget(records: Records, request: TuningRequest) -> bool:
     if request.current is None or not len(records):
         return False
     losses = _losses(records, request.current, request.ramp_ids)
+    if losses.total <= request.max_disagreement * len(records):
+        return False  # whatever its labels are worth
     p = _harm(records, losses, budget=request.max_disagreement)
     return p is not None and p <= request.delta
 

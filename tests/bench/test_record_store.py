@@ -14,7 +14,7 @@ from bench.record.catalog import Recorder
 from bench.record.costs import Costs, with_costs
 from bench.record.store import COST_ARRAYS, Keys, RecordSet, content_key, keys_of, read_set, write_set
 
-from offramp_lab.replay import load_records
+from offramp_lab.replay.load import load_records
 from offramp_worker.prepare.progress import Reporter
 
 

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from offramp_cli import replay
-from offramp_lab.replay import EXAMPLES
+from offramp_lab.replay.command import EXAMPLES
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,14 @@ from scipy.stats import binom
 
 from offramp_core.certify import allowance
 from offramp_core.control.objects import BothArms, Config, ConfigStatus, GateStatus, Rollout, RolloutStatus, StepRecord
+from offramp_core.control.rollouts import attempts
 from offramp_core.control.rollouts.gates import GateInput, acceptance
 from offramp_core.control.rollouts.rollout import acceptance_level, begun_anew, is_certified
+from offramp_core.control.stable import audit
+from offramp_core.control.tuning import tuner
 from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
+from offramp_core.tuning import Undecided
 
 CLEAN = pool(4000, seed=1)
 CONFUSED = pool(4000, seed=1, confusion=0.1)
@@ -163,6 +168,24 @@ def test_an_older_acceptance_is_still_one() -> None:
         "recordsThrough": "5.0",
     }
     assert is_certified(Config("c", plan, ConfigStatus("Pinned", certificates=(proof,))), Fleet(CLEAN).service)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("threshold", "verdict", "wary"), [(WITHIN, "Accepted", True), ("0.2", "Rejected", False)])
+def test_every_sign_of_scenes_is_followed_before_a_plan_is_accepted_and_not_before_it_is_rejected(
+    threshold: str, verdict: str, wary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def measured(*given: Any, **rest: Any) -> float | None:
+        asked.append(rest["wary"])
+        return audit.measured_clustering(*given, **rest)
+
+    monkeypatch.setattr(attempts, "measured_clustering", measured)
+    monkeypatch.setattr(tuner, "check_pin", lambda *_, **__: Undecided(0, 1))  # records alone refuse a reckless one
+    fleet = tried(threshold, fleet=Fleet(CONFUSED, {**MANIFEST, "ramps": pin(threshold)}))
+    fleet.run(lambda f: f.status.pin.verdict == verdict, limit=150)
+    assert asked and set(asked) == {wary}
 
 
 class TestScenes:

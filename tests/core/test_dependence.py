@@ -15,6 +15,7 @@ from scores import IDS, REQUEST, recorded
 from offramp_core import binomial
 from offramp_core.certify import INDEPENDENT, Dependence, dependence, p_value, verify_certificate
 from offramp_core.certify.certificate import Certificate
+from offramp_core.control.stable.audit import measured_clustering
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.records import Records, records_from_arrays
@@ -128,6 +129,48 @@ class TestTheMeasure:
     def test_what_no_sample_can_have_is_refused(self, bad: dict[str, float]) -> None:
         with pytest.raises(InvalidArgumentError):
             Dependence(**bad)  # type: ignore[arg-type]
+
+
+class TestBeforeAPlanIsAccepted:
+    """Whom waiting costs little follows every sign: a canary alone is shorter than scenes of many sources."""
+
+    @pytest.mark.parametrize(("scene", "sources"), [(30, 64), (1000, 64)])
+    def test_a_quiet_day_shows_scenes_of_many_unnamed_sources_to_the_wary(self, scene: int, sources: int) -> None:
+        seen = [self.quiet(scene=scene, sources=sources, seed=seed, wary=True) for seed in range(6)]
+        assert sum(d is None or d.design_effect > 1.2 for d in seen) >= 5
+        careless = [self.quiet(scene=scene, sources=sources, seed=seed, wary=False) for seed in range(6)]
+        assert INDEPENDENT in careless, "else there were nothing to be wary of"
+
+    def test_the_wary_take_independent_requests_for_independent(self) -> None:
+        seen = [self.quiet(scene=1, sources=1, seed=seed, wary=True) for seed in range(10)]
+        assert seen.count(INDEPENDENT) >= 9
+
+    def test_what_was_before_a_canary_tells_of_scenes_that_outlast_it(self) -> None:
+        """A thousand audits in a row are one scene of each source, which nothing tells from independent requests."""
+        quiet, canary = (traffic(n, scene=1000, sources=64, seed=seed) for n, seed in ((100_000, 1), (1000, 2)))
+        draw = np.random.default_rng(3).random(len(quiet))
+        kept = np.flatnonzero(draw < 0.02)
+        rates = np.repeat([0.02, 1.0], [len(kept), len(canary)]).astype(np.float32)
+        draws = np.concatenate([draw[kept], np.random.default_rng(4).random(len(canary))]).astype(np.float32)
+        both = POOL.take(np.arange(len(rates)))
+        both = replace(
+            both,
+            uncertainty=np.concatenate([quiet.uncertainty[kept], canary.uncertainty]),
+            agrees=np.concatenate([quiet.agrees[kept], canary.agrees]),
+            time=np.arange(float(len(rates))),
+            draw=draws,
+            audit_rate=rates,
+        )
+        asked = {"known": 0.0, "budget": BUDGET, "wary": True}
+        assert measured_clustering(both.take(slice(len(kept), None)), **asked) == 0.0
+        assert measured_clustering(both, **asked) is None
+
+    @staticmethod
+    def quiet(*, scene: int, sources: int, seed: int, wary: bool) -> Dependence | None:
+        """Two in a hundred of a day's requests."""
+        day = traffic(100_000, scene=scene, sources=sources, seed=seed)
+        kept = np.flatnonzero(np.random.default_rng(seed).random(len(day)) < 0.02)
+        return dependence(day.take(kept), budget=BUDGET, wary=wary)
 
 
 class TestWhatRecordsDoNotSay:

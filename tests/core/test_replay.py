@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 from offramp_core.evaluate import evaluate
 from offramp_lab.policies import POLICIES, Objective, PlanInForce, Trace, policy
 from offramp_lab.policies.base import serve
-from offramp_lab.replay import load_records, replay
+from offramp_lab.replay.command import replay
+from offramp_lab.replay.load import load_records
 from offramp_lab.simulate.draws import draw_rng, draw_sample, run_draw, truth
 
 APP = typer.Typer(pretty_exceptions_enable=False)
@@ -326,7 +327,7 @@ class TestFilesAndPictures:
 
     @pytest.mark.slow
     def test_nothing_is_drawn_without_being_asked(self, file: Path) -> None:
-        code = "import sys; from offramp_lab.replay import replay; sys.exit('matplotlib' in sys.modules)"
+        code = "import sys; from offramp_lab.replay.command import replay; sys.exit('matplotlib' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
         assert file.is_file()
 

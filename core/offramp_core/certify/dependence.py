@@ -79,7 +79,7 @@ class Dependence:
 INDEPENDENT = Dependence()
 
 
-def dependence(records: Records, *, budget: float) -> Dependence | None:
+def dependence(records: Records, *, budget: float, wary: bool = False) -> Dependence | None:
     """How far, and by how much, mistakes come together in records.
 
     Parameters
@@ -88,6 +88,9 @@ def dependence(records: Records, *, budget: float) -> Dependence | None:
         In the order of time. All of them may be given, those of a later test included: see Notes.
     budget : float
         Allowed disagreement, in (0, 1).
+    wary : bool
+        Follow every sign, however slight: of scenes of many unnamed sources, and of a change of difficulty too. For
+        those to whom waiting costs little, such as the acceptance of a plan that nobody certified.
 
     Returns
     -------
@@ -107,7 +110,7 @@ def dependence(records: Records, *, budget: float) -> Dependence | None:
     streams = [np.zeros(len(records), dtype=np.int64)]
     if records.stream is not None:
         streams.append(records.stream)
-    found = [_Pairs.of(mistakes, share, stream).dependence(n=len(records)) for stream in streams]
+    found = [_Pairs.of(mistakes, share, stream).dependence(n=len(records), wary=wary) for stream in streams]
     if None in found:
         return None
     known = [one for one in found if one is not None]
@@ -166,12 +169,13 @@ def _mistakes(records: Records, budget: float) -> Iterator[_Mistakes]:
 @dataclass(frozen=True, slots=True)
 class _Pairs:
     """``products`` [distance - 1]: sum over pairs of records at a distance of the product of their standardized
-    mistakes, averaged over the kinds of mistakes; ``extrapolated`` [distance - 1] to a share of none, with ``spread``
-    as variance of one pair. ``pairs``: how many pairs there are, ``rarest`` the least share of mistakes. ``longest`` is
-    the length of the longest run of records."""
+    mistakes, averaged over the kinds of mistakes; ``extrapolated`` [distance - 1] to a share of none. ``alike`` and
+    ``spread`` are the variance of one pair's. ``pairs``: how many pairs there are, ``rarest`` the least share of
+    mistakes. ``longest`` is the length of the longest run of records."""
 
     products: Floats
     extrapolated: Floats
+    alike: float
     spread: float
     pairs: Floats
     rarest: float
@@ -198,12 +202,14 @@ class _Pairs:
             pairs[:reach] += len(run) - np.arange(1, reach + 1)
             products[:reach] += _lagged_products(mistakes[run], means, reach)
         alike = (mistakes.T @ mistakes / len(mistakes)) ** 2
-        spread = float(means[:, 1] @ alike @ means[:, 1])
-        return cls(products[:, 0], products[:, 1], spread, pairs, float(share.min()), longest)
+        averaged, extrapolated = (float(weights @ alike @ weights) for weights in means.T)
+        return cls(products[:, 0], products[:, 1], averaged, extrapolated, pairs, float(share.min()), longest)
 
-    def dependence(self, *, n: int) -> Dependence | None:
+    def dependence(self, *, n: int, wary: bool) -> Dependence | None:
         """What ``n`` records of these pairs are worth."""
         found = [(self._reach(), self.products, 1.0), (self._clear_reach(), self.extrapolated, self.spread)]
+        if wary:
+            found.append((self._slight_reach(), self.products, self.alike))
         reach = max(reach for reach, *_ in found)
         if reach and self._beyond(reach) * SHORTEST_RUN > self.longest:
             return None
@@ -240,6 +246,18 @@ class _Pairs:
                 elif reach == before and self._errors(before, distance, slightest=slightest) >= SURE:
                     reach = distance
             before = distance
+        return reach
+
+    def _slight_reach(self) -> int:
+        """The distance up to which all pairs together show most clearly that mistakes come together, however slightly;
+        0 where they do not."""
+        best, reach = SURE, 0
+        for distance in _distances(len(self.products)):
+            pairs = float(self.pairs[:distance].sum())
+            if pairs * self.rarest**2 >= FEWEST_COINCIDENCES:
+                errors = float(self.products[:distance].sum()) / math.sqrt(self.alike * pairs)
+                if errors >= best:
+                    best, reach = errors, distance
         return reach
 
     def _clear_share(self, start: int, end: int) -> float:
@@ -292,10 +310,16 @@ def _means(share: Floats) -> Floats:
 def _lagged_products(mistakes: Floats, means: Floats, reach: int) -> Floats:
     """Sums of products at distances 1 to ``reach`` within a run, in each of the ``means`` over kinds of mistakes,
     (reach, 2)."""
-    size = 1 << (len(mistakes) + reach).bit_length()
-    spectrum = np.fft.rfft(mistakes, size, axis=0)
-    power = (spectrum * spectrum.conj()).real @ means
-    return np.asarray(np.fft.irfft(power, size, axis=0)[1 : reach + 1])
+    size = _padded(len(mistakes) + reach)
+    spectrum = np.fft.rfft(np.ascontiguousarray(mistakes.T), size, axis=1)
+    power = means.T @ (spectrum.real**2 + spectrum.imag**2)
+    return np.asarray(np.fft.irfft(power, size, axis=1)[:, 1 : reach + 1].T)
+
+
+def _padded(n: int) -> int:
+    """The smallest length of at least ``n`` that is 4, 5 or 6 times a power of two, of which transforms are fast."""
+    eighth = 1 << max(0, n.bit_length() - 3)
+    return next(size for times in (4, 5, 6, 8) if (size := times * eighth) >= n)
 
 
 def _distances(most: int) -> Iterator[int]:

@@ -194,6 +194,7 @@ class _Descent:
         self._sorted_keys = sorted_keys
         self._active: Keys = {}
         self._price = 0.0
+        self._expected: dict[tuple[tuple[int, int], ...], float] = {}  # by keys: scaled plans meet again and again
 
     def descend(self, price: float) -> Keys:
         """Lower the sum at this price until nothing pays any more, from where the last price ended."""
@@ -205,6 +206,12 @@ class _Descent:
 
     def expected_disagreement(self, keys: Keys) -> float:
         """Mean chance of a wrong answer."""
+        known = tuple(sorted(keys.items()))
+        if known not in self._expected:
+            self._expected[known] = self._mean_wrong(keys)
+        return self._expected[known]
+
+    def _mean_wrong(self, keys: Keys) -> float:
         wrong = self._final_wrong.copy()
         for ramp in sorted(keys, reverse=True):
             np.copyto(wrong, self._wrong[:, ramp], where=self._leaves(ramp, keys))

@@ -71,16 +71,21 @@ def update(state: DetectorState, n: int, k: int, *, p0: float, design_effect: fl
     InvalidArgumentError
         ``p0`` is not in (0, 1), or the counts or the design effect are impossible.
     """
+    gained, begin = evidence(n, k, p0=p0, design_effect=design_effect), _before(state, p0)
+    return DetectorState(moved(begin, n, gained), state.n + n) if n else state
+
+
+def evidence(n: int, k: int, *, p0: float, design_effect: float = 1.0) -> tuple[float, ...]:
+    """Log likelihood ratio of a block against ``p0``, one per alternative rate."""
     check_counts(k, n)
     check_design_effect(design_effect)
-    missed, begin = n - k, _before(state, p0)
-    if n == 0:
-        return state
-    after = [
-        math.exp(min(_LARGEST_LOG, math.log(m + n) + (k * gain + missed * loss) / design_effect))
-        for m, (gain, loss) in zip(begin, _log_ratios(p0), strict=True)
-    ]
-    return DetectorState(tuple(after), state.n + n)
+    missed = n - k
+    return tuple((k * gain + missed * loss) / design_effect for gain, loss in _log_ratios(p0))
+
+
+def moved(m: tuple[float, ...], n: int, gained: tuple[float, ...]) -> tuple[float, ...]:
+    """The statistics after a block of ``n`` with that :func:`evidence`."""
+    return tuple([math.exp(min(_LARGEST_LOG, math.log(x + n) + gain)) for x, gain in zip(m, gained, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,3 @@ measure.py   policies on the halves of a file, on draws, and behind a queue
 report.py    JSON and tables
 plots.py     pictures, the only part that needs matplotlib
 """
-
-from offramp_lab.replay.command import EXAMPLES, replay
-from offramp_lab.replay.load import load_records
-
-__all__ = ["EXAMPLES", "load_records", "replay"]

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
-from offramp_core.certify import dependence
 from offramp_core.control.document import drafted
 from offramp_core.control.draft import Draft
 from offramp_core.control.objects import Config, Ledger, Rollout
@@ -25,7 +22,7 @@ from offramp_core.control.rollouts.rollout import (
     is_certified,
 )
 from offramp_core.control.seen import Seen
-from offramp_core.control.stable.audit import DENSE, clustering
+from offramp_core.control.stable.audit import measured_clustering
 from offramp_core.control.stable.falling import rejected
 from offramp_core.control.stable.history import promoted_lately
 from offramp_core.control.trust import live_boots
@@ -36,8 +33,6 @@ from offramp_core.protocol import ArmCounts, PlanDocument
 from offramp_core.reasons import Reason
 from offramp_core.sketch import SecondsSketch
 from offramp_core.tuning import most_tests
-
-CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 
 
 def advanced(seen: Seen, draft: Draft) -> Draft:
@@ -143,19 +138,12 @@ def _execution(counts: tuple[ArmCounts, ...], plan_hash: str) -> Mapping[BatchSh
     return by_shape(c.execution_by_length or c.execution for c in counts if c.plan_hash == plan_hash)
 
 
-def _clustering(seen: Seen, draft: Draft) -> float | None:
+def _clustering(seen: Seen, draft: Draft, wary: bool) -> float | None:
     """How much requests resemble each other, by the newest records; None where these cannot say."""
     store, known = seen.records(draft.ramp_sets), draft.tuning.clustering
     if store is None:
         return known
-    newest = store.records.take(slice(max(0, len(store.records) - CLUSTERING_RECORDS), None))
-    for sample in (newest.dense(DENSE), newest.equal_weight()):
-        records = newest.take(np.flatnonzero(sample))
-        found = dependence(records, budget=seen.spec.max_disagreement)
-        if found is None:
-            return None
-        known = max(known, clustering(known, design_effect=found.design_effect, sampled=records.sampled()))
-    return known
+    return measured_clustering(store.records, known=known, budget=seen.spec.max_disagreement, wary=wary)
 
 
 def _next_test(seen: Seen, draft: Draft) -> int:

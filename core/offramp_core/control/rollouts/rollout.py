@@ -66,7 +66,8 @@ class RolloutView:
     test would have which began now. ``fallen`` are workers that are not ready: they serve nobody, but may have died of
     the canary. ``withdrawn`` is how the attempt ended by a pass that took the canary away and could not store that.
     ``clustering`` measures on the newest records how much requests resemble each other (:func:`.audit.clustering`;
-    None: nobody can say); it is asked only when an uncertified plan is about to be accepted or rejected.
+    None: nobody can say); it is asked only when an uncertified plan is about to be accepted, which is when it must
+    follow every sign, or rejected.
     """
 
     rollout: Rollout
@@ -76,7 +77,7 @@ class RolloutView:
     epoch: int | None
     ledger: Ledger
     execution: Callable[[], Mapping[BatchShape, SecondsSketch]]
-    clustering: Callable[[], float | None]
+    clustering: Callable[[bool], float | None]
     load: Load
     stable_config: str
     now: float
@@ -228,7 +229,8 @@ def _judged(view: RolloutView) -> tuple[RolloutStatus, float | None]:
     status = replace(view.status, gates=gate_readings(view))
     if view.certified or not any(map(decided_by_audits, status.gates)):
         return status, None
-    clustering, tuning = view.clustering(), view.service.status.tuning
+    earned = any(proves(g.name) and decided_by_audits(g) for g in status.gates)
+    clustering, tuning = view.clustering(earned), view.service.status.tuning
     if clustering is None:
         doubted = (replace(g, state="Undecided", message=UNCLEAR) if proves(g.name) else g for g in status.gates)
         return replace(status, gates=tuple(doubted)), None

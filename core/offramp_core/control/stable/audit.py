@@ -6,8 +6,12 @@ after its reply has left. Rates move on a coarse ladder, because every change is
 
 from __future__ import annotations
 
+import numpy as np
+
+from offramp_core.certify import dependence
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import Load
+from offramp_core.records import Records
 
 QUIET_RATE = 0.02
 LABELS_PER_SECOND = 1.0  # when traffic is low, 2 % of it would leave the detector without labels for minutes
@@ -57,6 +61,7 @@ def eager_rate(load: Load, *, share: float = 1.0) -> float:
     return _step_at_most(min(1.0, max(_LADDER[1], _affordable(load)) / share))
 
 
+CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
 
 
@@ -69,6 +74,22 @@ def clustering(before: float, *, design_effect: float, sampled: float) -> float:
     """
     seen = (design_effect - 1) / sampled
     return round(seen if sampled >= DENSE else max(before, seen), 2)
+
+
+def measured_clustering(records: Records, *, known: float, budget: float, wary: bool) -> float | None:
+    """:func:`clustering` by the records where nobody tunes, never less than what is ``known``; None where they cannot
+    say.
+
+    Those of densely audited requests show what neighbors have in common. An equal-weight sample of all of them reaches
+    back beyond a canary, and shows what lasts longer than it.
+    """
+    for sample in (records.dense(DENSE), records.equal_weight()):
+        rows = records.take(np.flatnonzero(sample)[-CLUSTERING_RECORDS:])
+        found = dependence(rows, budget=budget, wary=wary)
+        if found is None:
+            return None
+        known = max(known, clustering(known, design_effect=found.design_effect, sampled=rows.sampled()))
+    return known
 
 
 def worth_one(tuning: TuningStatus, *, rate: float) -> float:

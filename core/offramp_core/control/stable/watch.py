@@ -91,6 +91,7 @@ def watched(
             plan.content_hash, budget, seen={key: _heard(None, c, 0.0).reported for key, c in reported.items()}, at=now
         )
     reporting, seconds = {o.boot_id for o in reports}, min(max(0.0, now - before.at), _LONGEST_PASS)
+    plan_hash = plan.content_hash
     seen: dict[Counter, Reported] = {}
     n = k = lost = 0
     for key in before.seen.keys() | reported.keys():
@@ -102,19 +103,19 @@ def watched(
             news = _News(replace(then, lost=then.lost + then.open, gone=gone), lost=then.open)
         else:
             news = _News(then)
-        if key[2] == plan.content_hash:
+        if key[2] == plan_hash:
             n, k, lost = n + news.n, k + news.k, lost + news.lost
         if news.reported.gone is None or (key[0] not in reporting and news.reported.gone < OVERDUE_SECONDS):
             seen[key] = news.reported
-    if (before.plan_hash, before.budget) != (plan.content_hash, budget):
-        before = Watch(plan.content_hash, budget)
+    if (before.plan_hash, before.budget) != (plan_hash, budget):
+        before = Watch(plan_hash, budget)
     losses, counted = count(before.losses, lost=lost, seen=n + lost, budget=budget)
     state = (
         before.state
         if plan.exits_off
         else detector.update(before.state, n + counted, k + counted, p0=budget, design_effect=design_effect)
     )
-    return Watch(plan.content_hash, budget, state, seen, before.lost + lost, losses, now)
+    return Watch(plan_hash, budget, state, seen, before.lost + lost, losses, now)
 
 
 @dataclass(frozen=True, slots=True)
