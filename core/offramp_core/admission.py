@@ -30,13 +30,15 @@ class Pace:
     """Seconds of batches on this machine now: a profile's, times a moving average of what batches took compared with
     it.
 
-    The factor never falls below 1. Batches that rows leave early are shorter, and the next ones need not be.
+    The factor usually never falls below 1. Batches that rows leave early are shorter, and the next ones need not be.
     """
 
     #: By rows, 0 to the largest batch; see :func:`offramp_core.batching.exact_seconds`.
     profile_seconds: tuple[float, ...]
     #: Of the ratio of measured to profiled seconds.
     average: float = 1.0
+    #: What the factor never falls below.
+    least: float = 1.0
 
     def __post_init__(self) -> None:
         if len(self.profile_seconds) < 2 or not all(0 <= s < math.inf for s in self.profile_seconds):
@@ -45,7 +47,7 @@ class Pace:
     @cached_property
     def seconds(self) -> tuple[float, ...]:
         """Predicted seconds of one batch, by rows."""
-        factor = max(1.0, self.average)
+        factor = max(self.least, self.average)
         return tuple(factor * s for s in self.profile_seconds)
 
     def left(self, rows: int, *, began: float, now: float) -> float:
@@ -124,12 +126,16 @@ class QueueAdmission:
         itself short.
         """
         objective = self.objective_seconds
-        if objective is None:
-            return Entry.IN_TIME
-        allowed = self.share * objective
-        if seen.wait <= (allowed if seen.own > objective else max(0.0, allowed - seen.own)):
+        if objective is None or seen.wait <= self.room(seen.own):
             return Entry.IN_TIME
         return Entry.ON_CREDIT if self.credit > 0 and seen.wait <= LENIENT_WAIT * objective else Entry.REFUSED
+
+    def room(self, own: float) -> float:
+        """How long a request may wait that takes ``own`` seconds itself."""
+        if self.objective_seconds is None:
+            return math.inf
+        allowed = self.share * self.objective_seconds
+        return allowed if own > self.objective_seconds else max(0.0, allowed - own)
 
     def promises(self, entry: Entry, seen: Forecast) -> bool:
         """Whether a request that came in so should be answered in time: none on credit, and none too large for the

@@ -46,6 +46,7 @@ def class_of(slice_name: str) -> int | None:
 
 _OF_A_TIER = "tier/"  # likewise
 DEFAULT_TIER = "default"  # what a request may call the budget of everybody
+OVERLOAD = "overload"  # the tier of a larger budget, which no request can ask for: workers give it where they must
 
 
 def tier_slice(name: str) -> str:
@@ -117,7 +118,8 @@ class PlanDocument:
     take no exits of the stable plan. Some of them may be of the answers that name a class (:func:`class_slice`): a
     request that an exit would give such an answer does not leave. ``tiers`` are the budgets that a request may ask for,
     by name, each at most ``accuracy_budget``; requests of one that the plan of their batch's arm does not serve
-    (:attr:`ArmPlan.tiers`) take no exits. ``ramp_sets`` are the digests of the ramp sets that
+    (:attr:`ArmPlan.tiers`) take no exits. That of :data:`OVERLOAD` is above it, and is for requests that name no budget
+    while the worker cannot answer in time otherwise. ``ramp_sets`` are the digests of the ramp sets that
     audits are scored with; with those of the arms they are what a worker holds, its bundle's own where nothing is
     named. ``capture_since`` asks for inputs to be kept for training: those admitted after that time (seconds since the
     epoch); None for none at all, and what was kept is deleted. ``withdrawn`` says nothing to workers: it is the control
@@ -270,6 +272,7 @@ class WorkerState:
     none are asked for). ``newest_epoch`` is the newest one that this worker ever took, as far as it remembers: it
     refuses older ones. ``output`` is the task of its bundle, see :mod:`offramp_core.task`.
     ``stopped_tiers`` are those of ``stable_hash`` whose exits it switched off because their own detectors alarmed.
+    ``overload_seconds`` is for how long it has answered by the thresholds for overload; None where it does not.
     ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready
     worker is of its bundle.) ``missing_device`` is the kind of device that its bundle was prepared for, where there is
     none. ``pace`` is what whole batches of the exact model took here before the first request, in times of what
@@ -303,6 +306,7 @@ class WorkerState:
     stopped_tiers: tuple[str, ...] = ()
     missing_device: str = ""
     pace: float = 0.0
+    overload_seconds: float | None = None
 
 
 SHORTEST_PACE, LONGEST_PACE = 1e-3, 1e3
@@ -361,10 +365,12 @@ class TimeSums:
 
 @dataclass(frozen=True, slots=True)
 class SliceCounts:
-    """Audits of one slice's requests, or of the answers that name its class, and the disagreements among them."""
+    """Audits of one slice's requests, or of the answers that name its class, and the disagreements among them.
+    ``requests`` were answered in all, which is told of those of :data:`OVERLOAD` alone."""
 
     audited: int = 0
     disagreements: int = 0
+    requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,12 +378,13 @@ class PlanCounts:
     """What one plan did as the stable one since the process started, over all epochs, and how that compares with the
     holdback.
 
-    ``requests`` were answered under it, ``exits`` of them by ramp. ``batches`` could have been held back, with
-    probability ``holdback_share``, and ``held_back`` of them were: all that ran under it or were held back from it,
-    without those that have a deadline to keep. ``answer_time`` is about the time from the beginning of a batch to its
-    replies, ``engine_time`` about the time that it keeps the engine busy. ``audit_seconds`` went into audits of
-    requests that it or its holdback answered, where their batches would have taken ``exact_seconds`` with exits off;
-    workers of before tell neither, and are left out by telling none.
+    ``requests`` were answered under it, ``exits`` of them by ramp, those under its thresholds for overload aside.
+    ``batches`` could have been held back, with probability ``holdback_share``, and ``held_back`` of them were: all that
+    ran under it or were held back from it, without those that have a deadline to keep or came under overload.
+    ``answer_time`` is about the time from the beginning of a batch to its replies, ``engine_time`` about the time that
+    it keeps the engine busy. ``audit_seconds`` went into audits of requests that it or its holdback answered, where
+    their batches would have taken ``exact_seconds`` with exits off; workers of before tell neither, and are left out by
+    telling none.
     """
 
     plan_hash: str = ""

@@ -24,7 +24,9 @@ import numpy as np
 from offramp_core import binomial
 from offramp_core.audits import audit_price, check_audit_rate
 from offramp_core.certify import (
+    BOLD_SCALES,
     INDEPENDENT,
+    PATH_SCALES,
     Certificate,
     Certified,
     Dependence,
@@ -117,8 +119,8 @@ class TuningRequest:
     #: Groups of requests, and of answers that name a class, with a budget of their own besides. A plan is proposed when
     #: it is certified for everybody and for each of them; the allowance of a test is shared evenly.
     slices: tuple[SliceBudget, ...] = ()
-    #: Smaller budgets that requests may ask for; each has its even share of the allowance too. One that no plan passes
-    #: takes the plan from nobody.
+    #: Smaller budgets that requests may ask for, and the larger one of overload; each has its even share of the
+    #: allowance too. One that no plan passes takes the plan from nobody.
     tiers: tuple[TierBudget, ...] = ()
     #: The plan in force was made without some of the tiers, and this is the attempt to have them: it must then save
     #: ``MENU_MARK`` of what that plan saves.
@@ -352,21 +354,27 @@ def _path(
     return _Path(
         a.precision,
         tuple(subject.plan(step.active, step.thresholds) for step in steps),
-        menu=_menu(a, subject, steps, worth) if request.tiers else (),
+        menu=_menu(a, subject, steps, worth, bold=any(t.loosens for t in request.tiers)) if request.tiers else (),
         saving=max((e.saving for e in seen if e.disagreement <= request.max_disagreement), default=0.0),
         likely=max(worth, default=0.0),
     )
 
 
-def _menu(a: Records, subject: Subject, steps: Sequence[PathStep], worth: Sequence[float]) -> tuple[Plan, ...]:
+def _menu(
+    a: Records, subject: Subject, steps: Sequence[PathStep], worth: Sequence[float], *, bold: bool
+) -> tuple[Plan, ...]:
     """One path of plans that tiers may get, whichever plan the test takes: tiers leave at its ramps, so for the ramps
-    of each likely one there are its thresholds scaled together. At a lower precision its backbone alone is one too."""
+    of each likely one there are its thresholds scaled together. At a lower precision its backbone alone is one too.
+    With a budget above everybody's among them the path goes on ``bold``-ly."""
     best: dict[tuple[int, ...], tuple[float, PathStep]] = {}
     for step, w in zip(steps, worth, strict=True):
         if w > max(best.get(step.active, (0.0, step))[0], LIKELY * max(worth)):
             best[step.active] = w, step
     found: list[tuple[tuple[int, ...], tuple[Decimal, ...]]] = [((), ())] if a.precision != EXACT else []
-    found += [(step.active, t) for _, step in best.values() for t in rank_path(a, step.active, step.thresholds)]
+    scales = BOLD_SCALES if bold else PATH_SCALES
+    found += [
+        (step.active, t) for _, step in best.values() for t in rank_path(a, step.active, step.thresholds, scales=scales)
+    ]
     seen = [evaluate(a, active, thresholds) for active, thresholds in found]
     order = sorted(range(len(found)), key=lambda i: (seen[i].lost, seen[i].saving))
     return tuple(dict.fromkeys(subject.plan(*found[i]) for i in order))
@@ -525,7 +533,7 @@ def _check(records: Records, request: TuningRequest) -> None:
         )
     check_scores(records)
     check_slices(records, request.slices)
-    loose = [tier.name for tier in request.tiers if tier.budget > request.max_disagreement]
+    loose = [tier.name for tier in request.tiers if tier.budget > request.max_disagreement and not tier.loosens]
     if loose:
         raise InvalidArgumentError(f"tier {loose[0]!r} allows more than max_disagreement; a tier only tightens")
     if records.time is None and (request.consumed_through is not None or request.discard_before is not None):

@@ -116,6 +116,7 @@ class SimWorker:
         0.0  # of three requests in ten, which belong to the first slice: how often an exit disagrees besides
     )
     stopped_tiers: tuple[str, ...] = ()  # by its own detector
+    overload_seconds: float | None = None
     tier_wrong: float = 0.0  # how often an exit of a request of any tier disagrees besides
     scene: int = 1  # requests in a row that show the same input
     shown: list[int] = field(default_factory=list)  # what is left of the scene
@@ -321,6 +322,7 @@ class SimWorker:
             fetching=self.fetching,
             newest_epoch=self.newest,
             stopped_tiers=self.stopped_tiers,
+            overload_seconds=self.overload_seconds,
         )
         every = tuple(
             ArmCounts(

@@ -61,6 +61,7 @@ class Front:
             request.x,
             never_exit=request.never_exit or tier is None,
             tier=tier or "",
+            firm=request.tier == DEFAULT_TIER,
             max_disagreement=math.inf if request.max_disagreement is None else request.max_disagreement,
             deadline_seconds=request.deadline_seconds,
             priority=request.priority,

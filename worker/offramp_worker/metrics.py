@@ -55,6 +55,8 @@ UNITS: Mapping[str, str] = {
     "earlyexit_inflight": "rows",
     "earlyexit_late_requests_total": "requests",
     "earlyexit_offline_answers_total": "rows",
+    "earlyexit_overload": "",
+    "earlyexit_overload_answers_total": "rows",
     "earlyexit_plan_info": "",
     "earlyexit_plan_refusals_total": "documents",
     "earlyexit_queue_rows": "rows",
@@ -129,6 +131,13 @@ class Metrics:
             ("ramp", "arm"),
             **own,
         )
+        self._overload_answers = Counter(
+            "overload_answers",
+            "Rows answered by the thresholds for overload (spec.objective.overload), at ramps or the output.",
+            ("arm",),
+            **own,
+        )
+        self.overload_answers = lru_cache(maxsize=4)(self._overload_answers.labels)
         self.exits = lru_cache(maxsize=256)(self._exits.labels)
         self.deadline_answers = lru_cache(maxsize=256)(self._deadline_answers.labels)
 

@@ -32,6 +32,8 @@ from offramp_core.certify.expected import expected_path
 from offramp_core.certify.means import Losses, p_value, passing_steps
 from offramp_core.certify.planner import fewest_for_count, fewest_labels, labels_for, largest_passing_count, more_labels
 from offramp_core.certify.rank_path import (
+    BOLD_SCALES,
+    PATH_SCALES,
     Certified,
     DesignEffects,
     Menu,
@@ -45,9 +47,11 @@ from offramp_core.certify.slices import SliceBudget, SliceResult
 from offramp_core.certify.tiers import TierBudget, TierResult
 
 __all__ = [
+    "BOLD_SCALES",
     "INDEPENDENT",
     "METHOD",
     "METHOD_LOSSES",
+    "PATH_SCALES",
     "Certificate",
     "Certified",
     "Dependence",

@@ -42,6 +42,8 @@ from offramp_core.search.grid import cautious_threshold
 
 # How far the thresholds of the plan found on A are scaled: from a tenth of their ranks to half as bold again.
 PATH_SCALES = tuple(float(g) for g in np.linspace(0.1, 1.5, 36))
+# For a budget that is larger than the one the plan was found for: on to where nearly everybody leaves.
+BOLD_SCALES = (*PATH_SCALES, *(float(g) for g in np.geomspace(1.6, 50.0, 20)))
 
 NotCertifiedReason = Literal["TooFewLabels", "NothingSaves", "OverBudget"]
 
@@ -107,7 +109,13 @@ class Certified:
         return tuple(s.slice_id for s in self.certificate.slices if not s.certified)
 
 
-def rank_path(records_a: Records, active: Sequence[int], thresholds: Sequence[Decimal]) -> list[tuple[Decimal, ...]]:
+def rank_path(
+    records_a: Records,
+    active: Sequence[int],
+    thresholds: Sequence[Decimal],
+    *,
+    scales: Sequence[float] = PATH_SCALES,
+) -> list[tuple[Decimal, ...]]:
     """The plan's thresholds scaled together in A's rank space, cautious first, rounded down, without repeats.
 
     A threshold's rank is the number of records of A below it at that ramp, leavers at earlier ramps included.
@@ -115,7 +123,7 @@ def rank_path(records_a: Records, active: Sequence[int], thresholds: Sequence[De
     sorted_scores = [np.sort(records_a.uncertainty[:, i]) for i in active]
     ranks = [int(np.searchsorted(s, np.float32(float(t)))) for s, t in zip(sorted_scores, thresholds, strict=True)]
     path: list[tuple[Decimal, ...]] = []
-    for scale in PATH_SCALES:
+    for scale in scales:
         step = tuple(
             cautious_threshold(float(s[min(len(s) - 1, int(scale * rank))])) if rank else Decimal(0)
             for s, rank in zip(sorted_scores, ranks, strict=True)
@@ -212,7 +220,9 @@ def test_path(
     )
     if saving <= 0:
         return NotCertified("NothingSaves")
-    served = menu.on(path[chosen], records_b, ramp_ids=ramp_ids, level=level, effects=effects) if menu else []
+    served: list[_Served] = []
+    if menu:
+        served = menu.on(path[chosen], records_b, saving=saving, ramp_ids=ramp_ids, level=level, effects=effects)
     plan = replace(path[chosen], tiers=tuple(sorted((s.ramps for s in served), key=lambda tier: tier.name)))
     certificate = Certificate(
         **steps.claim(chosen, plan=plan, budget=budget, delta=delta, test_index=test_index, level=level),
@@ -241,20 +251,27 @@ class Menu:
     path: tuple[Plan, ...]
 
     def on(
-        self, plan: Plan, records_b: Records, *, ramp_ids: tuple[str, ...], level: float, effects: DesignEffects
+        self,
+        plan: Plan,
+        records_b: Records,
+        *,
+        saving: float,
+        ramp_ids: tuple[str, ...],
+        level: float,
+        effects: DesignEffects,
     ) -> list[_Served]:
-        """Those tiers that some plan of the path passes and saves time for, at ramps of the ``plan`` that was
-        certified."""
+        """Those tiers that some plan of the path passes and saves time for, at ramps of the ``plan`` that was certified
+        and has its own ``saving``."""
         steps = _Steps(self.path, records_b, ramp_ids=ramp_ids, slices=(), effects=effects)
         fits = _within(plan)
         served = []
         for tier in self.tiers:
             reach = steps.walk(None, budget=tier.budget, level=level)
             saved = [(steps.saving(m, ()), m) for m in range(reach) if {r.id for r in self.path[m].ramps} <= fits]
-            saving, chosen = max(saved, default=(0.0, 0))
-            if saving > 0:
+            mine, chosen = max(saved, default=(0.0, 0))
+            if mine > (saving if tier.loosens else 0.0):
                 result = steps.tier_result(chosen, tier, level=level)
-                served.append(_Served(TierRamps(tier.name, self.path[chosen].ramps), result, saving))
+                served.append(_Served(TierRamps(tier.name, self.path[chosen].ramps), result, mine))
         return served
 
 

@@ -6,6 +6,9 @@ too, made from A alone, and it walks that path at its own budget with its share 
 certificate hold together (Bonferroni), and which of the plans that passed is taken may depend on anything.
 
 A tier that no plan passes is not in the plan, and its requests take no exits: it takes the plan from nobody.
+
+One budget is larger than everybody's: that of overload, which no request asks for. Its path is longer, and it has a
+plan only where that saves more than everybody's: else nothing would be won by it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offramp_core.evidence.one_arm import check_rate
+from offramp_core.protocol import OVERLOAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,11 @@ class TierBudget:
 
     def __post_init__(self) -> None:
         check_rate(f"budget of tier {self.name}", self.budget)
+
+    @property
+    def loosens(self) -> bool:
+        """Whether it may be larger than everybody's."""
+        return self.name == OVERLOAD
 
 
 @dataclass(frozen=True, slots=True)

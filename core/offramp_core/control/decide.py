@@ -14,7 +14,7 @@ from offramp_core.control.served import Served, served_by
 from offramp_core.control.snapshot import Decision, Event, NewRollout, Snapshot, TrainingOrder
 from offramp_core.control.stable.falling import settled
 from offramp_core.control.stable.history import config_statuses, forgotten
-from offramp_core.control.status import plan_reported, quarantine_reported, service_status
+from offramp_core.control.status import overload_reported, plan_reported, quarantine_reported, service_status
 from offramp_core.control.tuning.proposals import audited, concluded, proposed, without_idle_ramps
 from offramp_core.control.tuning.retraining import TrainingView, train_or_wait
 from offramp_core.control.workers.absent import without_workers
@@ -76,6 +76,7 @@ def _decided(seen: Seen, draft: Draft) -> Decision:
     changed = differs(document, seen.snapshot.gathered.published)
     status = service_status(seen, draft, tuned=tuned, pin=pin, document_changed=changed)
     draft = plan_reported(seen, quarantine_reported(seen, draft), status)
+    draft = overload_reported(seen, draft, status)
     delete_configs, delete_rollouts = forgotten(seen, draft, status)
     new_rollout = tuned.new_rollout or pin.new_rollout
     draft = _with_its_intent(seen, draft, new_rollout)

@@ -92,13 +92,13 @@ def plan_document(
         ramp_sets=ramp_sets,
         capture_since=capture_since,
         withdrawn=withdrawn,
-        tiers={t.name: t.max_disagreement for t in spec.tiers},
+        tiers={t.name: t.max_disagreement for t in spec.menu},
     )
 
 
 def going_tiers(stable: Config, service: Service, measured: Measured) -> tuple[str, ...]:
     """Tiers whose requests take exits of the stable plan: certified, and not stopped for what they are promised."""
-    plan_hash, budgets = stable.plan.content_hash, {t.name: t.max_disagreement for t in service.spec.tiers}
+    plan_hash, budgets = stable.plan.content_hash, {t.name: t.max_disagreement for t in service.spec.menu}
     stopped = measured.all_stops
     served = tiers_served(stable, service)
     return tuple(n for n in served if SliceStop(plan_hash, tier_slice(n), budgets[n]) not in stopped)

@@ -16,7 +16,7 @@ from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
-from offramp_core.protocol import ArmCounts, PlanCounts, class_of, tier_of
+from offramp_core.protocol import OVERLOAD, ArmCounts, PlanCounts, class_of, tier_of
 from offramp_core.reasons import ConditionType, MaybeReason, PassedOn
 
 Phase = Literal[
@@ -681,16 +681,22 @@ class SliceUse:
     audited: int = 0
     disagreements: int = 0
     stopped: bool = False
+    #: Answered in all, which is told of those under overload alone.
+    requests: int = 0
 
     @property
     def title(self) -> str:
         """What people call it."""
         tier = tier_of(self.name)
+        if tier == OVERLOAD:
+            return "requests under overload"
         return f"tier {tier}" if tier else f"slice {self.name}"
 
     @property
     def consequence(self) -> str:
         """What a stop means, in words."""
+        if tier_of(self.name) == OVERLOAD:
+            return "requests have everybody's budget at any time"
         return "its requests take no exits" if class_of(self.name) is None else "no exit gives such an answer"
 
 
@@ -704,6 +710,9 @@ class TierUse:
 
     ``saving`` is predicted, on the records of the certificate, where ``certified_k`` of ``certified_n`` answers
     differed; ``disagreements`` of ``audited`` of its own requests did so far.
+
+    Of overload (:data:`offramp_core.protocol.OVERLOAD`) ``requests`` were answered so, and ``workers`` do so now, the
+    first of them since ``since_at``; its requests have everybody's budget where it has no plan.
     """
 
     name: str
@@ -714,6 +723,9 @@ class TierUse:
     certified_k: int = 0
     audited: int = 0
     disagreements: int = 0
+    requests: int = 0
+    workers: int = 0
+    since_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ second lock of the operator. Shares, probabilities and seconds are plain floats 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
@@ -18,7 +18,7 @@ from offramp_core.generation.losses import Output as Generated
 from offramp_core.generation.losses import answer_pattern
 from offramp_core.plan import MAX_ACTIVE_RAMPS, MAX_TIERS, Execution, RampThreshold
 from offramp_core.precision import EXACT, Precision, check_precision
-from offramp_core.protocol import DEFAULT_TIER, TimeName, class_of, class_slice, slice_number, tier_slice
+from offramp_core.protocol import DEFAULT_TIER, OVERLOAD, TimeName, class_of, class_slice, slice_number, tier_slice
 from offramp_core.task import TASKS, Output
 
 Mode = Literal["Auto", "Recommend", "Pinned", "Disabled"]
@@ -274,6 +274,8 @@ class ServiceSpec:
     sampled_answers: SampledAnswers = "Exact"
     slices: tuple[SliceObjective, ...] = ()
     tiers: tuple[TierObjective, ...] = ()
+    #: The larger budget of requests that could not be answered in time otherwise; None where nothing is given up.
+    overload: float | None = None
     mode: Mode = "Auto"
     max_overhead: float = 0.05
     max_active: int = 3
@@ -363,9 +365,14 @@ class ServiceSpec:
         return key + "".join(f"/{s.name}={s.max_disagreement:g}" for s in self.watched)
 
     @property
+    def menu(self) -> tuple[TierObjective, ...]:
+        """Every budget that has thresholds of its own beside everybody's: the tiers', and that of overload."""
+        return self.tiers if self.overload is None else (*self.tiers, TierObjective(OVERLOAD, self.overload))
+
+    @property
     def watched(self) -> tuple[SliceObjective, ...]:
         """Everything whose audits are counted apart: slices, and the requests of each tier."""
-        return (*self.slices, *(SliceObjective(tier_slice(t.name), t.max_disagreement) for t in self.tiers))
+        return (*self.slices, *(SliceObjective(tier_slice(t.name), t.max_disagreement) for t in self.menu))
 
     @property
     def precisions(self) -> tuple[Precision, ...] | None:
@@ -462,9 +469,13 @@ def parse_spec(value: Any) -> ServiceSpec:
         },
     )
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
-    objective = _objective(spec.section("objective", {"latency", "accuracy", "tiers"}, required=True))
+    objective = _objective(spec.section("objective", {"latency", "accuracy", "tiers", "overload"}, required=True))
     ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
+    if objective["overload"] is not None and execution == "ResultsOnly":
+        raise InvalidSpecError(
+            "spec.objective.overload", "spares nothing with execution ResultsOnly; remove it, or set execution to Auto"
+        )
     worker = _worker(spec)
     pools = _pools(spec, worker, objective)
     return ServiceSpec(
@@ -538,7 +549,8 @@ def _objective(objective: _Reader) -> dict[str, Any]:
     return {
         **_times(latency, output),
         "max_disagreement": budget,
-        "tiers": _tiers(objective, output, most=budget),
+        "tiers": (tiers := _tiers(objective, output, most=budget)),
+        "overload": _overload(objective, output, least=budget, tiers=tiers),
         "confidence": accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
         "output": output,
         "slices": slices,
@@ -633,12 +645,36 @@ def _tiers(objective: _Reader, output: Judged, *, most: float) -> tuple[TierObje
     for reader, tier in zip(readers, tiers, strict=True):
         if tier.name == DEFAULT_TIER:
             raise InvalidSpecError(reader.path("name"), f"{DEFAULT_TIER} is the budget in accuracy; use another name")
+        if tier.name == OVERLOAD:
+            raise InvalidSpecError(
+                reader.path("name"), f"{OVERLOAD} is the budget in objective.overload; use another name"
+            )
         if tier.max_disagreement > most:
             raise InvalidSpecError(
                 reader.path("maxDisagreement"),
                 f"{tier.max_disagreement:g} is above accuracy.maxDisagreement {most:g}; a tier only tightens",
             )
     return tiers
+
+
+def _overload(objective: _Reader, output: Judged, *, least: float, tiers: Sequence[TierObjective]) -> float | None:
+    """The budget of requests that could not be answered in time otherwise, which is above everybody's."""
+    if objective.get("overload") is None:
+        return None
+    reader = objective.section("overload", {"maxDisagreement"})
+    if output in GENERATED:
+        raise InvalidSpecError(
+            objective.path("overload"), f"is of models with exits, and output is {output}; remove it"
+        )
+    budget = reader.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True)
+    if budget <= least:
+        raise InvalidSpecError(
+            reader.path("maxDisagreement"),
+            f"{budget:g} is not above accuracy.maxDisagreement {least:g}, which requests have at any time; raise it",
+        )
+    if len(tiers) >= MAX_TIERS:
+        raise InvalidSpecError(objective.path("tiers"), f"list at most {MAX_TIERS - 1} tiers beside overload")
+    return budget
 
 
 def _store_claim(ramps: _Reader) -> str | None:

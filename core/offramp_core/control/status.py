@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, log
+from typing import Any
 
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.document import going_tiers
@@ -36,8 +37,10 @@ from offramp_core.control.workers.pools import Model, next_pools, rate_of_all, w
 from offramp_core.control.workers.versions import serving_source
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import exits_off_plan
-from offramp_core.protocol import tier_slice
+from offramp_core.protocol import OVERLOAD, tier_slice
 from offramp_core.reasons import ConditionType, Reason
+
+MOST_OVERLOAD_SECONDS = 86_400.0 * 365  # that a worker is believed
 
 
 def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, document_changed: bool) -> ServiceStatus:
@@ -139,11 +142,13 @@ def _tiers(seen: Seen, draft: Draft) -> tuple[TierUse, ...]:
     savings = stable.status.prediction.tiers if stable.status.prediction is not None else {}
     counted = {use.name: use for use in measured.slices}
     uses = []
-    for tier in seen.spec.tiers:
+    for tier in seen.spec.menu:
         name, use = tier.name, counted.get(tier_slice(tier.name))
         known = TierUse(name, tier.max_disagreement, _tier_state(name, stable, going=going, served=served))
         if use is not None:
-            known = replace(known, audited=use.audited, disagreements=use.disagreements)
+            known = replace(known, audited=use.audited, disagreements=use.disagreements, requests=use.requests)
+        if name == OVERLOAD:
+            known = replace(known, **_overload_now(seen))
         if name in served:
             claim = claims[name]
             known = replace(
@@ -151,6 +156,38 @@ def _tiers(seen: Seen, draft: Draft) -> tuple[TierUse, ...]:
             )
         uses.append(known)
     return tuple(uses)
+
+
+def _overload_now(seen: Seen) -> dict[str, Any]:
+    """How many workers answer under overload, and since when the first of them does. The moment stands: it is not
+    computed anew from each report, which is a little older or younger each time."""
+    states = [w.state for w in seen.snapshot.workers if w.state is not None]
+    lasting = [s.overload_seconds for s in states if s.overload_seconds is not None and s.overload_seconds >= 0]
+    if not lasting:
+        return {}
+    before = next((t.since_at for t in seen.service.status.tiers if t.name == OVERLOAD), None)
+    since = seen.now - min(max(lasting), MOST_OVERLOAD_SECONDS)
+    return {"workers": len(lasting), "since_at": since if before is None else before}
+
+
+def overload_reported(seen: Seen, draft: Draft, status: ServiceStatus) -> Draft:
+    """An event where overload has begun or ended."""
+    before = next((t for t in seen.service.status.tiers if t.name == OVERLOAD), TierUse(OVERLOAD))
+    use = next((t for t in status.tiers if t.name == OVERLOAD), TierUse(OVERLOAD))
+    if bool(use.workers) == bool(before.workers):
+        return draft
+    if use.workers:
+        message = (
+            f"{use.workers} of {len(seen.snapshot.workers)} workers could not answer in time otherwise: requests that "
+            f"name no budget have {use.budget:.2%} in the place of {seen.spec.max_disagreement:.2%}; "
+            f"predicted to save {use.saving:.0%}"
+        )
+        return draft.with_events(Event(Reason.OVERLOAD_BEGAN, message, warning=True))
+    message = (
+        f"requests have {seen.spec.max_disagreement:.2%} again; under {draft.stable.name} {use.requests} were answered "
+        f"for {before.budget:.2%}, {use.disagreements} of {use.audited} audits of them disagreed"
+    )
+    return draft.with_events(Event(Reason.OVERLOAD_ENDED, message))
 
 
 def _tier_state(name: str, stable: Config, *, going: Sequence[str], served: Sequence[str]) -> TierState:

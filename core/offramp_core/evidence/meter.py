@@ -35,6 +35,7 @@ class HoldbackMeter:
         self._requests, self._exits = 0, dict[str, int]()
         self._batches = self._held_back = 0
         self._slices: dict[str, tuple[int, int]] = {}
+        self._asked: dict[str, int] = {}
         self._first: list[float] = []
         self._scale: float | None = None
         self._level = 1.0
@@ -51,6 +52,10 @@ class HoldbackMeter:
         """Requests of a slice were compared with the reference. The caller bounds how many slices there are."""
         n, k = self._slices.get(slice_name, (0, 0))
         self._slices[slice_name] = n + audited, k + disagreements
+
+    def count_requests(self, slice_name: str, rows: int) -> None:
+        """Rows of a slice were answered, and are counted there alone."""
+        self._asked[slice_name] = self._asked.get(slice_name, 0) + rows
 
     def count_audit_time(self, seconds: float) -> None:
         """The engine spent this on the audit of a request that the plan, or the holdback beside it, has answered."""
@@ -105,7 +110,10 @@ class HoldbackMeter:
             self._held_back,
             answer_time,
             engine_time,
-            {name: SliceCounts(*counts) for name, counts in self._slices.items()},
+            {
+                name: SliceCounts(*self._slices.get(name, (0, 0)), self._asked.get(name, 0))
+                for name in self._slices.keys() | self._asked.keys()
+            },
             self._audit_seconds,
             self._expected_seconds * (self._scale or 1.0),
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from offramp_core.control.codec import to_json
 from offramp_core.control.objects import Measured, RampUse, Saving, SliceUse, TierUse
-from offramp_core.protocol import tier_of
+from offramp_core.protocol import OVERLOAD, tier_of
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.plans import predicted
 from offramp_operator.explain.words import share
@@ -103,8 +103,27 @@ _TIERS = {
 def _tier(use: TierUse) -> str:
     """``tier strict: budget 0.5%; predicted to save 12%, certified with 1 of 1,500; 0 of 80 audits disagreed``."""
     seen = f"; {use.disagreements} of {use.audited:,} audits disagreed" if use.audited else ""
+    if use.name == OVERLOAD:
+        return f"{_overload(use)}{seen}"
     proof = f"predicted to save {share(use.saving)}, certified with {use.certified_k} of {use.certified_n:,}"
     return f"tier {use.name}: budget {share(use.budget)}; {_TIERS.get(use.state, proof)}{seen}"
+
+
+def _overload(use: TierUse) -> str:
+    """``overload: budget 5%; predicted to save 60%, certified with 9 of 1,500; 3,400 requests answered so; now on 1
+    worker``."""
+    if use.state in _NO_OVERLOAD:
+        return f"overload: budget {share(use.budget)}; {_NO_OVERLOAD[use.state]}"
+    proof = f"predicted to save {share(use.saving)}, certified with {use.certified_k} of {use.certified_n:,}"
+    now = f"now on {use.workers} worker{'s' * (use.workers != 1)}" if use.workers else "now on none"
+    return f"overload: budget {share(use.budget)}; {proof}; {use.requests:,} requests answered so; {now}"
+
+
+_NO_OVERLOAD = {
+    "NoPlan": "no plan that saves more is certified for it, so requests have everybody's budget at any time",
+    "Stopped": "stopped: requests have everybody's budget at any time under this plan",
+    "Waiting": "exits are off",
+}
 
 
 def savings_data(family: Family) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from offramp_worker.engine.queue.batcher import Batch, Batcher
 from offramp_worker.engine.queue.cache import PredictionCache
 from offramp_worker.engine.queue.deadlines import Deadlines
 from offramp_worker.engine.queue.followers import Followers
+from offramp_worker.engine.queue.relief import ease
 from offramp_worker.engine.queue.replies import Progress, Replies
 from offramp_worker.engine.queue.tickets import (
     HIGHEST_PRIORITY,
@@ -98,7 +99,7 @@ class Engine:
         self.counters = Counters()
         self._traced, self._clock, self._wall_clock = options.traced, clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
-        self._batcher = _batcher(bundle, options, clock)
+        self._batcher = _batcher(self, options)
         self.arms = Arms(
             _off_runtime(bundle, self.counters),
             uid=options.uid,
@@ -166,6 +167,7 @@ class Engine:
         slice_name: str = "",
         stream: str = "",
         tier: str = "",
+        firm: bool = False,
         max_disagreement: float = math.inf,
         wake: bool = True,
     ) -> Ticket:
@@ -176,7 +178,8 @@ class Engine:
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has
         reached; one that has reached none, or runs where no ramps are active, is answered when it is done. One of a
         ``tier`` that the plan in force does not serve takes no exits, nor does one where the budget of its tier, when
-        it runs, is above ``max_disagreement``. Without ``wake`` the caller promises to call :meth:`serve` soon.
+        it runs, is above ``max_disagreement``; a ``firm`` one names everybody's budget, and never has a larger one.
+        Without ``wake`` the caller promises to call :meth:`serve` soon.
 
         Raises
         ------
@@ -201,6 +204,7 @@ class Engine:
             slice_name=slice_name,
             stream=stream,
             tier=tier,
+            firm=firm,
             max_disagreement=max_disagreement,
         )
         self.accounts.admitted(len(x))
@@ -240,6 +244,11 @@ class Engine:
                 self._turn.release()
         if self._batcher.rows or len(self._desk):
             self._batcher.wake()
+
+    @property
+    def overload_seconds(self) -> float | None:
+        """For how long requests have been answered by the thresholds for overload; None while they are not."""
+        return self._batcher.overload_seconds
 
     @property
     def at_edge(self) -> bool:
@@ -321,6 +330,7 @@ class Engine:
         runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
         forwarding = self._forwarding
         counts = forwarding is None or forwarding.draws
+        eased = batch.overload and ease(batch, runtime, promised=active.document.slices if active.document else ())
         progress = Progress(self._clock(), set(range(len(batch))), counts=counts)
         go_on = None if forwarding is None else partial(forwarding.take, batch, runtime, progress)
         if self._traced:
@@ -338,6 +348,7 @@ class Engine:
                 runtime,
                 seconds=self._clock() - progress.began,
                 failed=False,
+                eased=eased,
                 answer_seconds=progress.answer_seconds / len(batch) if compared else None,
             )
             self.vitals.ended(len(batch), failed=False)
@@ -351,21 +362,23 @@ class Engine:
             self._replies.fail(batch, runtime, progress)
             self.vitals.ended(len(batch), failed=True)
         finally:
-            self._batcher.ended(batch)
+            self._batcher.ended(batch, eased=eased)
             if canary:
                 self.marker.leave()
 
     def _drawn(self, batch: Batch, active: Active, number: int) -> tuple[Runtime, bool]:
         """What batch ``number`` runs under, and whether it is one of those that are compared with the holdback.
 
-        Every batch of the stable plan could have been held back but those with a deadline to keep.
+        Every batch of the stable plan could have been held back but those with a deadline to keep, and those under
+        overload: there is no time to spare, and what they save is not what everybody's plan saves.
         """
         runtime = self.arms.drawn(active, number)
         if self._forwarding is not None:  # how long a batch takes there is no matter of exits alone
             free = runtime is active.stable and self._deadlines.none_in(batch)  # an exit may have to keep a deadline
             whole = free and self._forwarding.at_once(batch, runtime)
             return (active.off if whole else runtime), False
-        if active.holdback is None or runtime is active.off or not self._deadlines.none_in(batch):
+        never = active.holdback is None or runtime is active.off or batch.overload
+        if never or not self._deadlines.none_in(batch):
             return runtime, False
         return self.arms.held_back(active, runtime, number)
 
@@ -380,15 +393,17 @@ def _probe(engine: Engine, rows: int) -> None:
         engine._executor.probe(rows)
 
 
-def _batcher(bundle: Bundle, options: EngineOptions, clock: Callable[[], float]) -> Batcher:
+def _batcher(engine: Engine, options: EngineOptions) -> Batcher:
+    bundle = engine.bundle
     spec = bundle.manifest.inputs[0]
     return Batcher(
         policy=batching(options.batching, profile=bundle.profile, slo_seconds=options.latency_seconds),
         door=QueueAdmission(options.latency_seconds, Pace(exact_seconds(bundle.profile))),
         max_rows=options.max_queue_rows,
-        clock=clock,
+        clock=engine._clock,
         join=partial(pad_rows, spec=spec, empty=batch_memory(bundle.device)),
         group=partial(rows_bucket, spec=spec) if spec.varies else None,
+        may_ease=lambda: engine._forwarding is None and engine.arms.may_ease,
     )
 
 

@@ -320,6 +320,7 @@ def reply_parameters(ticket: Ticket) -> dict[str, str | int | bool]:
         "audited": _joined(ticket.audited),
         **({"deadline": _joined(ticket.due)} if ticket.deadline < math.inf or any(ticket.due) else {}),
         **({"offline": _joined(ticket.offline)} if any(ticket.offline) else {}),
+        **({"overload": True} if ticket.eased else {}),
     }
 
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from offramp_core.errors import PlanRefusedError
 from offramp_core.evidence.slow import shape_of
 from offramp_core.plan import MAX_TIERS
-from offramp_core.protocol import PlanDocument, SignedDocument
+from offramp_core.protocol import OVERLOAD, PlanDocument, SignedDocument
 from offramp_core.reasons import Reason
 from offramp_worker.documents import parse_document
 
@@ -73,10 +73,11 @@ def parse(payload: str) -> PlanDocument:
 
 
 def _tiers_make_sense(document: PlanDocument) -> bool:
-    budgets = document.tiers.values()
+    budgets = document.tiers
     named = {name for arm in (document.stable, document.canary) if arm for name in arm.tiers}
-    tighter = all(0 < budget <= document.accuracy_budget for budget in budgets)
-    return tighter and len(budgets) <= MAX_TIERS and named <= set(document.tiers)
+    tighter = all(0 < budget <= document.accuracy_budget for name, budget in budgets.items() if name != OVERLOAD)
+    looser = document.accuracy_budget < budgets.get(OVERLOAD, 1.0) <= 1
+    return tighter and looser and len(budgets) <= MAX_TIERS and named <= set(document.tiers)
 
 
 def _positive(value: float) -> bool:

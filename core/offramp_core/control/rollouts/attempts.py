@@ -127,7 +127,7 @@ def _folded(seen: Seen, draft: Draft, rollout: Rollout, epoch: int, stable: Conf
         epoch=epoch,
         live_boots=live_boots(workers, ledger.live),
         plan_hashes={"stable": stable.plan.content_hash, "canary": draft.configs[rollout.to_config].plan.content_hash},
-        tiers=frozenset(t.name for t in seen.spec.tiers),
+        tiers=frozenset(t.name for t in seen.spec.menu),
         distrusted=frozenset(o.boot_id for name, o in heard if name in seen.quarantined),
     )
 

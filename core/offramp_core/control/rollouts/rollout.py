@@ -215,7 +215,7 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             attempt=Counts(*view.status.audited),
             acceptance_level=acceptance_level(view.status, view.service),
             design_effect=_worth_one(view),
-            tiers={t.name: t.max_disagreement for t in spec.tiers if t.name in tiers_served(view.to, view.service)},
+            tiers={t.name: t.max_disagreement for t in spec.menu if t.name in tiers_served(view.to, view.service)},
         )
     )
 
@@ -644,7 +644,7 @@ def forbidden(config: Config, service: Service) -> str:
 
 def tiers_served(config: Config, service: Service) -> tuple[str, ...]:
     """Tiers of a plan that are certified for what is promised now."""
-    budgets = {t.name: t.max_disagreement for t in service.spec.tiers}
+    budgets = {t.name: t.max_disagreement for t in service.spec.menu}
     return config.tiers_for(budgets, confidence=service.spec.confidence)
 
 

@@ -255,7 +255,7 @@ def _with_stops_of_workers(before: Measured, seen: Seen, plan: Plan) -> Measured
         return before
     stops = {
         tier_slice(t.name): SliceStop(plan.content_hash, tier_slice(t.name), t.max_disagreement)
-        for t in seen.spec.tiers
+        for t in seen.spec.menu
         if t.name in alarmed
     }
     uses = before.slices

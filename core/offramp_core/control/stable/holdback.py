@@ -127,7 +127,7 @@ def impossible_counts(counts: PlanCounts) -> bool:
         counts.batches,
         counts.held_back,
         *counts.exits.values(),
-        *(s.disagreements for s in counts.slices.values()),
+        *(min(s.disagreements, s.requests) for s in counts.slices.values()),
     )
     return (
         min(numbers) < 0
@@ -199,6 +199,7 @@ def _grew(before: Measured, total: PlanCounts) -> bool:
             (total.requests, before.requests, MIN_REQUESTS),
             (total.held_back, before.held_back, MIN_HELD_BACK),
             *((total.slices.get(s.name, SliceCounts()).disagreements, s.disagreements, 1) for s in before.slices),
+            *((total.slices.get(s.name, SliceCounts()).requests, s.requests, MIN_REQUESTS) for s in before.slices),
         )
     )
 
@@ -206,7 +207,7 @@ def _grew(before: Measured, total: PlanCounts) -> bool:
 def _add(one: PlanCounts, other: PlanCounts, *, sign: int = 1) -> PlanCounts:
     exits = {r: one.exits.get(r, 0) + sign * other.exits.get(r, 0) for r in one.exits.keys() | other.exits.keys()}
     slices = {
-        name: SliceCounts(a.audited + sign * b.audited, a.disagreements + sign * b.disagreements)
+        name: SliceCounts(*(getattr(a, n) + sign * getattr(b, n) for n in SliceCounts.__dataclass_fields__))
         for name in sorted(one.slices.keys() | other.slices.keys())
         for a, b in [(one.slices.get(name, SliceCounts()), other.slices.get(name, SliceCounts()))]
     }
@@ -304,7 +305,9 @@ def _slice(
     stopped = SliceStop(before.plan_hash, asked.name, asked.max_disagreement) in before.all_stops
     evidence = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement, design_effect=design_effect)
     over = evidence >= math.log(1 / alpha)
-    return SliceUse(asked.name, asked.max_disagreement, seen.audited, seen.disagreements, stopped or over)
+    return SliceUse(
+        asked.name, asked.max_disagreement, seen.audited, seen.disagreements, stopped or over, seen.requests
+    )
 
 
 def _newest(measured: Measured) -> tuple[SliceStop, ...]:

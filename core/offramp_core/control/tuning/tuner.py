@@ -184,14 +184,14 @@ def labels_awaited(view: TunerView) -> int:
 def menu_is_new(view: TunerView) -> bool:
     """Whether this attempt is to bring tiers that the stable plan was made without. One is made for it, and whenever
     somebody asks: what no plan could be certified for must not cost a test every hour."""
-    wanted = {tier.name for tier in view.snapshot.service.spec.tiers}
+    wanted = {tier.name for tier in view.snapshot.service.spec.menu}
     new = view.status.tuned_for != view.objective or view.asks_to_tune
     return new and not wanted <= {tier.name for tier in view.stable.plan.tiers}
 
 
 def _menu_labels(view: TunerView) -> int:
     """Labels with which the strictest tier could be tested as well, beside the search's share."""
-    strictest = min(tier.max_disagreement for tier in view.snapshot.service.spec.tiers)
+    strictest = min(tier.max_disagreement for tier in view.snapshot.service.spec.menu)
     labels = testable_labels(strictest, _menu_level(view))
     return math.ceil(view.status.design_effect * labels / (1 - SEARCH_SHARE))
 
@@ -199,7 +199,7 @@ def _menu_labels(view: TunerView) -> int:
 def _menu_level(view: TunerView) -> float:
     """What the next test allows each tier: an even share beside everybody and the slices."""
     spec = view.snapshot.service.spec
-    return allowance(1 - spec.confidence, view.status.tests_run + 1) / (1 + len(spec.slices) + len(spec.tiers))
+    return allowance(1 - spec.confidence, view.status.tests_run + 1) / (1 + len(spec.slices) + len(spec.menu))
 
 
 def first_attempt_labels(budget: float) -> int:
@@ -335,7 +335,7 @@ def _tiers_to_certify(view: TunerView, store: RecordStore) -> tuple[TierBudget, 
     graded = store.records.graded
     return tuple(
         TierBudget(tier.name, tier.max_disagreement)
-        for tier in view.snapshot.service.spec.tiers
+        for tier in view.snapshot.service.spec.menu
         if testable_labels(tier.max_disagreement, level, graded=graded) <= held_out
     )
 
@@ -497,7 +497,7 @@ def _of_tiers(view: TunerView, prediction: Prediction) -> str:
     """What tiers may expect of a plan, as the rest of a sentence."""
     saved = [
         f"{t.name} {prediction.tiers[t.name]:.0%}" if t.name in prediction.tiers else f"{t.name} has no plan"
-        for t in view.snapshot.service.spec.tiers
+        for t in view.snapshot.service.spec.menu
     ]
     return f"; of tiers: {', '.join(saved)}" if saved else ""
 

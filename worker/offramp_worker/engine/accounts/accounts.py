@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.evidence.graded import counted_errors
-from offramp_core.protocol import tier_of
+from offramp_core.protocol import OVERLOAD, tier_of, tier_slice
 from offramp_core.reasons import RequestOutcome
 from offramp_core.task import Task
 from offramp_worker.bundle.lengths import batch_shape
@@ -75,12 +75,19 @@ class Accounts:
 
     # --- rows ---------------------------------------------------------------------------------------
 
-    def count_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, drawn: int) -> None:
-        """Rows that belong to a plan's statistics were answered at one exit; ``drawn`` of them are to be audited."""
+    def count_replies(
+        self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, drawn: int, eased: int = 0
+    ) -> None:
+        """Rows that belong to a plan's statistics were answered at one exit; ``drawn`` of them are to be audited.
+        ``eased`` ones left by the thresholds for overload: what exits of everybody's plan save is not theirs to say."""
         with self._counters.lock:
             runtime.counter.count_replies(exit_name=exit_name, latencies=latencies, drawn=drawn)
             if runtime.meter is not None and not runtime.exits_off:
-                runtime.meter.count_replies(exit_name, len(latencies))
+                runtime.meter.count_replies(exit_name, len(latencies) - eased)
+                if eased:
+                    runtime.meter.count_requests(tier_slice(OVERLOAD), eased)
+        if eased:
+            self._metrics.overload_answers(runtime.counter.arm).inc(eased)
         if runtime.breaker is not None:
             runtime.breaker.draw(drawn)
 
@@ -109,15 +116,18 @@ class Accounts:
         seconds: float,
         failed: bool,
         answer_seconds: float | None,
+        eased: bool = False,
     ) -> None:
         """A batch has ended after ``seconds``; ``answer_seconds`` is what its rows waited on average, None unless it is
-        compared with the holdback."""
+        compared with the holdback. How long an ``eased`` one took says nothing of everybody's plan."""
         if not batch.never_exit:
             shape = batch_shape(batch.x, self._spec)
             slow_above = active.slow_above(runtime, shape)
             expected = self._exact_seconds[min(len(batch), len(self._exact_seconds) - 1)]
             with self._counters.lock:
-                runtime.counter.count_batch(shape=shape, seconds=seconds, slow_above=slow_above, failed=failed)
+                runtime.counter.count_batch(
+                    shape=shape, seconds=seconds, slow_above=slow_above, failed=failed, timed=not eased
+                )
                 if not failed and runtime.meter is not None:
                     runtime.meter.count_audited_batch(expected_seconds=expected)
                     if answer_seconds is not None:

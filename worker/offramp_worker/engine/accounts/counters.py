@@ -48,12 +48,14 @@ class ArmCounter:
         for name in self.__slots__:
             setattr(self, name, getattr(nothing, name))
 
-    def count_batch(self, *, shape: BatchShape, seconds: float, slow_above: float | None, failed: bool) -> None:
-        """One batch ended after ``seconds`` of execution. A failed one is neither timed nor judged."""
+    def count_batch(
+        self, *, shape: BatchShape, seconds: float, slow_above: float | None, failed: bool, timed: bool = True
+    ) -> None:
+        """One batch ended after ``seconds`` of execution. A failed one is neither ``timed`` nor judged."""
         self.batches += 1
         self.busy_seconds += seconds
-        if failed:
-            self.failed_batches += 1
+        self.failed_batches += failed
+        if failed or not timed:
             return
         _add(self.execution.setdefault(shape.rows, {}), seconds)
         if shape.length:

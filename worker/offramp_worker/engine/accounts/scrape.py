@@ -157,6 +157,10 @@ class EngineState(Collector):
             labels=("arm", "config", "precision", "execution"),
         )
         yield GaugeMetricFamily(
+            "earlyexit_overload",
+            "1 while requests that name no budget are answered by the thresholds for overload.",
+        )
+        yield GaugeMetricFamily(
             "earlyexit_detector_statistic",
             "The drift detector over the stable plan's audits (Shiryaev-Roberts); exits go off when it reaches the "
             "limit. "
@@ -169,13 +173,15 @@ class EngineState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         active = self._arms.active
-        queue, limit, exits, plan, statistic, bound = self.describe()
+        queue, limit, exits, plan, overload, statistic, bound = self.describe()
         assert isinstance(queue, GaugeMetricFamily) and isinstance(limit, GaugeMetricFamily)
         assert isinstance(exits, GaugeMetricFamily) and isinstance(plan, InfoMetricFamily)
         assert isinstance(statistic, GaugeMetricFamily) and isinstance(bound, GaugeMetricFamily)
+        assert isinstance(overload, GaugeMetricFamily)
         queue.add_metric((), self._queue.rows)
         limit.add_metric((), self._queue.batch_rows)
         exits.add_metric((), 0.0 if self._arms.exits_off else 1.0)
+        overload.add_metric((), 0.0 if self._queue.overload_seconds is None else 1.0)
         for runtime in (active.stable, active.canary):
             if runtime is not None:
                 execution = "ResultsOnly" if runtime.carry_on else "ComputeSaving"
@@ -184,4 +190,4 @@ class EngineState(Collector):
         if breaker is not None:
             statistic.add_metric((), breaker.statistic)
             bound.add_metric((), breaker.limit)
-        yield from (queue, limit, exits, plan, statistic, bound)
+        yield from (queue, limit, exits, plan, overload, statistic, bound)

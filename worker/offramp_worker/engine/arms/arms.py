@@ -12,7 +12,7 @@ from offramp_core.evidence.slow import BatchShape, SlowLimits
 from offramp_core.execution import Regrouping
 from offramp_core.plan import NAME_HASH_LENGTH, Plan
 from offramp_core.precision import EXACT
-from offramp_core.protocol import PlanDocument, tier_slice
+from offramp_core.protocol import OVERLOAD, PlanDocument, tier_slice
 from offramp_core.uncertainty import ExitTest
 from offramp_worker.engine.accounts.counters import ArmCounter
 from offramp_worker.engine.arms.breaker import Breaker
@@ -59,7 +59,9 @@ class Runtime:
 
     def slices_of(self, asked: str, answer: Any, *, tier: str = "") -> tuple[str, ...]:
         """Which slices the audit of a request counts for: its tier's first, then by what it ``asked`` for, and by the
-        class that its ``answer`` names."""
+        class that its ``answer`` names. Answers under overload count for its budget and for no other."""
+        if tier == OVERLOAD:
+            return (tier_slice(tier),)
         named = self.classes.get(int(answer)) if self.classes else None
         mine = [tier_slice(tier)] if tier else []
         return (*mine, *([asked] if asked in self.slices else []), *([] if named is None else [named]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from offramp_core.protocol import OVERLOAD
 from offramp_worker.engine.arms.arms import Active, Runtime, canary_drawn, held_back, staggered
 from offramp_worker.logs import log_event
 
@@ -114,6 +115,15 @@ class Arms:
         """Tiers of the stable plan whose own detectors keep their exits off."""
         stable = self.active.stable
         return () if stable is None else tuple(name for name, exits in stable.tiers.items() if exits.stopped)
+
+    @property
+    def may_ease(self) -> bool:
+        """Whether the stable plan is in force and has thresholds for overload, which make batches shorter."""
+        stable = self.active.stable
+        exits = None if stable is None else stable.tiers.get(OVERLOAD)
+        if stable is None or exits is None or exits.stopped or stable.carry_on:
+            return False
+        return self.without_canary(self.active) is stable
 
     @property
     def exits_off(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.protocol import DEFAULT_TIER, PlanDocument
+from offramp_core.protocol import DEFAULT_TIER, OVERLOAD, PlanDocument
 from offramp_core.uncertainty import ExitTest
 from offramp_worker.engine.arms.breaker import Breaker
 
@@ -35,10 +35,11 @@ def unknown_tier(name: str, document: PlanDocument | None) -> Sequence[str]:
     """What there is instead of a tier that the service does not have; nothing for one that it has.
 
     Before the first document nobody knows what there is, and the model itself answers, which is good enough for all.
+    Nobody asks for overload.
     """
-    if document is None or name == DEFAULT_TIER or name in document.tiers:
-        return ()
-    return (DEFAULT_TIER, *sorted(document.tiers))
+    tiers = sorted(document.tiers) if document is not None else [name]
+    known = (DEFAULT_TIER, *(tier for tier in tiers if tier != OVERLOAD))
+    return () if name in known else known
 
 
 def tier_within(most: float, document: PlanDocument | None) -> str | None:

@@ -13,13 +13,14 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from offramp_core.admission import Entry, Pace, QueueAdmission, due_after, forecast
+from offramp_core.admission import Entry, Forecast, Pace, QueueAdmission, due_after, forecast
 from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
 from offramp_core.sharing import Claim
+from offramp_worker.engine.queue.relief import Relief
 from offramp_worker.engine.queue.tickets import Array, OverloadedError, Ticket, UnableError
 
 
@@ -28,7 +29,7 @@ class Batch:
     """Rows that run together: ``x`` (n, ...), and for row i the request and the row of it that it belongs to.
 
     ``taken`` is when they left the queue, ``followed`` whether the engine went from batch to batch with requests
-    waiting all the time.
+    waiting all the time, ``overload`` whether requests that name no budget may have a larger one than everybody's.
     """
 
     x: Array
@@ -36,6 +37,7 @@ class Batch:
     never_exit: bool
     taken: float = 0.0
     followed: bool = False
+    overload: bool = False
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -89,13 +91,15 @@ class Batcher:
         changed: threading.Condition | None = None,
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
         group: Callable[[Array], int] | None = None,
+        may_ease: Callable[[], bool] = lambda: False,
     ) -> None:
         """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one
         batch of rows.
 
         Requests share a batch only if ``group`` says the same of their rows: one long text would have all others filled
-        up to its length.
+        up to its length. ``may_ease`` says whether the plan in force has thresholds for overload.
         """
+        self._relief = Relief(door.pace, offered=may_ease)
         self._join, self._group = join, group
         self._policy, self._door, self._clock = policy, door, clock
         self._max_rows, self._objective = max_rows, door.objective_seconds
@@ -184,6 +188,13 @@ class Batcher:
         """Whether nothing waits and nothing will come."""
         return self._closed and not self._rows
 
+    @property
+    def overload_seconds(self) -> float | None:
+        """For how long there has been overload; None without."""
+        with self._changed:
+            self._look(now := self._clock())
+            return now - self._relief.since if self._relief.on else None
+
     # --- called by whoever runs batches -------------------------------------------------------------------
 
     def take(self, *, wait: bool, most: int = sys.maxsize) -> Batch | None:
@@ -213,17 +224,22 @@ class Batcher:
             tickets, self._given_up = self._given_up, []
             return tickets
 
-    def ended(self, batch: Batch) -> None:
+    def ended(self, batch: Batch, *, eased: bool = False) -> None:
         """A batch has run: learn from how long it took, and from how long the engine was kept from the next one in
-        all."""
+        all. Of one that was ``eased`` nothing is learned of everybody's plan."""
         with self._changed:
             now, rows = self._clock(), len(batch)
             began = max(batch.taken, self._last_end)
             self._policy = self._policy.after(rows=rows, seconds=now - began)
             kept_from = self._last_end if batch.followed else began
-            self._door = self._door.after(rows=rows, seconds=now - kept_from, late=_late(self._door, batch, now))
+            door = self._door.after(rows=rows, seconds=now - kept_from, late=_late(self._door, batch, now))
+            if eased:
+                self._relief.after(rows=rows, seconds=now - kept_from)
+                door = replace(door, pace=self._door.pace)
+            self._door = door
             self._taken.remove(batch)
             self._last_end, self._busy = now, self._rows > 0
+            self._look(now)
 
     # --- under the lock -------------------------------------------------------------------------
 
@@ -240,9 +256,13 @@ class Batcher:
             )
         if timeout is None and self._objective is None:
             return
-        left = _seconds_left(self._taken, self._door.pace, last_end=self._last_end, now=now)
         ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
-        seen = forecast(pace, running=left, ahead=ahead, rows=rows, batch_rows=batch_rows)
+
+        def foresee(pace: Pace) -> Forecast:
+            left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
+            return forecast(pace, running=left, ahead=ahead, rows=rows, batch_rows=batch_rows)
+
+        seen = self._relief.asked(foresee, self._door, rows=rows, batch_rows=batch_rows, now=now)
         if timeout is not None and seen.own > timeout:
             raise UnableError(
                 f"parameters.timeout: is {timeout * 1e6:.0f} us; this worker needs about {seen.own * 1e6:.0f} for the "
@@ -266,6 +286,15 @@ class Batcher:
         ticket.on_time = self._door.promises(entry, seen)
         if entry is Entry.ON_CREDIT:
             self._door = self._door.spent(rows)
+
+    def _look(self, now: float) -> None:
+        """Whether there is overload any more."""
+        if not self._relief.on:
+            return
+        pace = self._door.pace
+        left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
+        wait = left + pace.queue(self._rows, batch_rows=self._policy.batch_rows)
+        self._relief.look(self._door, wait=wait, now=now)
 
     def _set_due(self, ticket: Ticket) -> None:
         own = self._door.pace.queue(len(ticket.x), batch_rows=self._policy.batch_rows)
@@ -372,7 +401,9 @@ class Batcher:
         lane.drop(finished)
         lane.rows -= len(owners)
         self._rows -= len(owners)
-        batch = Batch(self._join(parts), owners, lane is self._lanes[True], now, followed=self._busy)
+        batch = Batch(
+            self._join(parts), owners, lane is self._lanes[True], now, followed=self._busy, overload=self._relief.on
+        )
         self._taken.append(batch)
         return batch
 

@@ -58,7 +58,7 @@ class Replies:
             scores, answers = leave.logits, task.answers(leave.logits)
         else:
             scores, answers = task.exit_outputs(leave.logits), task.exit_answers(leave.logits)
-        done, latencies, counted, drawn, to_audit = [], [], [], [], 0
+        done, latencies, counted, drawn, to_audit, eased = [], [], [], [], 0, 0
         counts = progress.counts and not leave.offline
         for k, i in enumerate(rows):
             ticket, row = batch.owners[i]
@@ -72,6 +72,7 @@ class Replies:
             if ticket.counted and counts:
                 counted.append(latencies[-1])
                 to_audit += is_audited and not ticket.tier  # audits of tiers are counted apart
+                eased += ticket.eased
             if is_drawn:
                 drawn.append(i)
             ticket.pending -= 1
@@ -86,7 +87,8 @@ class Replies:
         if not batch.never_exit:
             if counted:
                 # The plan would have let nobody leave there; where they would have left is not known.
-                self._accounts.count_replies(runtime, "final" if leave.due else exit_name, counted, drawn=to_audit)
+                left_at = "final" if leave.due else exit_name
+                self._accounts.count_replies(runtime, left_at, counted, drawn=to_audit, eased=eased)
             for i in drawn:
                 compare = batch.owners[i][0].counted and not runtime.judges_itself
                 self._audit(batch, runtime, i, compare=compare, record=True)

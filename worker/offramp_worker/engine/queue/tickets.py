@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import OfframpError
+from offramp_core.protocol import OVERLOAD
 from offramp_core.reasons import RequestOutcome
 from offramp_core.task import Answers, Task
 from offramp_worker.engine.arms.arms import EXITS_OFF, Runtime
@@ -99,8 +100,10 @@ class Ticket:
     #: slice_name and stream: what the request says it belongs to, declared or not, and which source it comes from.
     slice_name: str = ""
     stream: str = ""
-    #: The smaller budget that it asks for; empty for everybody's.
+    #: The smaller budget that it asks for; empty for everybody's. The worker itself makes it that of overload.
     tier: str = ""
+    #: It names everybody's budget, and takes no larger one.
+    firm: bool = False
     #: The largest budget that will do, whatever tier that is when the request runs; infinite where it names none.
     max_disagreement: float = math.inf
 
@@ -142,18 +145,28 @@ class Ticket:
         self.configs, self.arms, self.epochs = answer.configs, answer.arms, answer.epochs
         self.pending = 0
 
+    @property
+    def eased(self) -> bool:
+        """Whether it has the larger budget of overload."""
+        return self.tier == OVERLOAD
+
+    def may_be_eased(self, *, budget: float) -> bool:
+        """Whether the larger ``budget`` of overload will do for it: it names none, of itself or by a deadline."""
+        return self.counted and not self.tier and not self.firm and budget <= self.max_disagreement
+
     def may_leave_under(self, runtime: Runtime) -> bool:
         """Whether its rows may leave early at all."""
         return runtime.lets_go(slice_name=self.slice_name, tier=self.tier, max_disagreement=self.max_disagreement)
 
     def ran_under(self, runtime: Runtime) -> bool:
-        """Whether this plan of this epoch answered every row, and none by a deadline."""
+        """Whether this plan of this epoch answered every row, none by a deadline or by its thresholds for overload."""
         same = all(name == runtime.config for name in self.configs)
         return (
             self.error is None
             and not self.unable
             and not self.expired
             and same
+            and not self.eased
             and not any(self.due)
             and not any(self.offline)
             and all(epoch == runtime.counter.epoch for epoch in self.epochs)
@@ -177,6 +190,7 @@ def new_ticket(
     slice_name: str = "",
     stream: str = "",
     tier: str = "",
+    firm: bool = False,
     max_disagreement: float = math.inf,
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
@@ -203,5 +217,6 @@ def new_ticket(
         slice_name=slice_name,
         stream=stream,
         tier=tier,
+        firm=firm,
         max_disagreement=max_disagreement,
     )

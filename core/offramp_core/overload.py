@@ -1,0 +1,59 @@
+"""When a worker answers by its thresholds for overload: a pure value of its own queue and of what batches took here.
+
+It begins when a request would have to wait nearly as long as the door admits, so before anybody is refused, and no
+operator has to hear of it first. While it lasts, the queue empties faster than requests come; an empty queue therefore
+says nothing. It ends when the work that comes would leave everybody's plan room to spare, by what batches of that plan
+took, and the queue is short. What they took may be out of date: after :data:`LONGEST_SECONDS` everybody's plan is tried
+anew.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from offramp_core.admission import Pace
+
+NEARLY = 0.8  # of what a request may wait: overload begins
+SHORT = 0.4  # of the same: the queue is short
+SPARE_LOAD = 0.75  # of the engine's time under everybody's plan: it has room to spare
+LEAST_SECONDS = 1.0  # overload lasts
+LONGEST_SECONDS = 30.0  # without another look at what everybody's plan takes
+MEMORY_SECONDS = 1.0  # after which the work that came counts a third
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """``pace`` is what batches under the thresholds for overload take; it is measured, and before that nothing is
+    expected of them. ``since`` is when overload began or ended last."""
+
+    pace: Pace
+    on: bool = False
+    since: float = -math.inf
+    #: Engine seconds of everybody's plan that the requests of the last second or so would take, at the time ``at``.
+    work: float = 0.0
+    at: float = 0.0
+
+    def came(self, seconds: float, *, now: float) -> Overload:
+        """A request came that everybody's plan would take so long for."""
+        return replace(self, work=self.load(now) * MEMORY_SECONDS + seconds, at=now)
+
+    def load(self, now: float) -> float:
+        """Share of the engine's time that what comes would take under everybody's plan; above 1 it cannot."""
+        return self.work / MEMORY_SECONDS * math.exp(-max(0.0, now - self.at) / MEMORY_SECONDS)
+
+    def judged(self, *, wait: float, room: float, now: float) -> Overload:
+        """After a look at the queue: a request would ``wait`` so long by the worst case of everybody's plan, of the
+        ``room`` that the door gives it."""
+        if not self.on:
+            return replace(self, on=True, since=now) if wait >= NEARLY * room > 0 else self
+        lasted = now - self.since
+        if lasted < LEAST_SECONDS or wait >= SHORT * room:
+            return self
+        if self.load(now) >= SPARE_LOAD and lasted < LONGEST_SECONDS:
+            return self
+        return replace(self, on=False, since=now)
+
+    def after(self, *, rows: int, seconds: float) -> Overload:
+        """Once a batch of ``rows`` rows under the thresholds for overload kept the engine for ``seconds``."""
+        return replace(self, pace=self.pace.after(rows=rows, seconds=seconds))
