@@ -43,6 +43,13 @@ OLD_ROUTE = "spec.updatePolicy.sideBySide.gateway"
 ROUTE = {"parentRefs": [{"name": "public"}]}
 PIN = {"ramps": [{"id": "r04-grid", "threshold": "0.25"}]}
 INT8_PIN = {**PIN, "precision": "int8"}
+OVERLOADED = {
+    "latency": {"threshold": "40ms"},
+    "accuracy": {"maxDisagreement": "0.02"},
+    "overload": {"maxDisagreement": "0.05"},
+}
+MANY_TIERS = [{"name": f"t{i}", "maxDisagreement": "0.001"} for i in range(8)]
+GENERATED = {"latency": {"threshold": "5s"}, "accuracy": {"maxLoss": "0.05", "output": "RougeL"}}
 SEVEN_RAMPS = [{"id": f"r0{i}-grid", "threshold": "0.1"} for i in range(7)]
 
 RULES: list[Rule] = [
@@ -296,6 +303,30 @@ RULES: list[Rule] = [
         [{"name": f"t{i}", "maxDisagreement": "0.001"} for i in range(8)],
         [{"name": f"t{i}", "maxDisagreement": "0.001"} for i in range(9)],
         "must have at most 8 items",
+    ),
+    Rule(
+        "spec.objective.tiers",
+        [{"name": "over", "maxDisagreement": "0.001"}],
+        [{"name": "overload", "maxDisagreement": "0.001"}],
+        "overload is the budget in objective.overload",
+    ),
+    Rule(
+        "spec.objective.overload",
+        {"maxDisagreement": "0.4"},
+        {"maxDisagreement": "0.0001"},
+        "must be above accuracy.maxDisagreement",
+    ),
+    Rule(
+        "spec.objective.overload",
+        {"maxDisagreement": "0.5"},
+        {"maxDisagreement": "0.6"},
+        "overload.maxDisagreement must be a quoted decimal above accuracy.maxDisagreement and at most 0.5",
+    ),
+    Rule(
+        "spec.objective.overload",
+        {"maxDisagreement": "0.5"},
+        {},
+        "maxDisagreement: Required value",
     ),
     Rule(
         "spec.objective.accuracy.classes",
@@ -944,6 +975,21 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"predictionCache": CACHE, "execution": "Auto"},
         {"predictionCache": CACHE, "execution": "ResultsOnly"},
         "predictionCache is of no use with execution ResultsOnly",
+    ),
+    (
+        {"objective": OVERLOADED, "execution": "Auto"},
+        {"objective": OVERLOADED, "execution": "ResultsOnly"},
+        "objective.overload spares nothing with execution ResultsOnly",
+    ),
+    (
+        {"objective": OVERLOADED | {"tiers": MANY_TIERS[:7]}},
+        {"objective": OVERLOADED | {"tiers": MANY_TIERS}},
+        "list at most 7 tiers beside overload",
+    ),
+    (
+        {"objective": GENERATED},
+        {"objective": GENERATED | {"overload": OVERLOADED["overload"]}},
+        "overload is of models with exits",
     ),
     (
         {"deadlineAnswers": "Always", "execution": "ComputeSaving"},

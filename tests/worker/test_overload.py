@@ -37,21 +37,21 @@ def service(bundle_dir: Path, bundle: Bundle, sessions: Sessions) -> Iterator[Se
 
 def offer(service: Service, *, threshold: str = "1", execution: str = "ComputeSaving", **fields: Any) -> None:
     """A plan that lets hardly anybody leave, and nearly everybody under overload."""
-    plan = with_tiers(service.plan(NOBODY, execution=execution), half="0.000001", overload=threshold)
+    plan = with_tiers(service.plan(NOBODY, execution=execution), half="0", overload=threshold)
     run(service, plan, OVERLOAD, "half", **{"tiers": BUDGETS, "accuracy_budget": 0.01, **fields})
 
 
-def crowd(service: Service, asked: Sequence[dict[str, Any]], *, seed: int = 3) -> list[Ticket]:
+def crowd(service: Service, asked: Sequence[dict[str, Any]], *, seed: int = 3, others: int = FULL) -> list[Ticket]:
     """All of them wait before a batch runs that any of them is in, behind enough others for overload."""
-    x = bundles.inputs(FULL + len(asked), seed=seed)
+    x = bundles.inputs(others + len(asked), seed=seed)
     with service.engine._turn:
-        ahead = [service.engine.submit(row[None], never_exit=False, tier="half") for row in x[:FULL]]
+        ahead = [service.engine.submit(row[None], never_exit=False, tier="half") for row in x[:others]]
         tickets = [
             service.engine.submit(row[None], **{"never_exit": False, **each})
-            for row, each in zip(x[FULL:], asked, strict=True)
+            for row, each in zip(x[others:], asked, strict=True)
         ]
     eventually(lambda: not any(t.pending for t in (*ahead, *tickets)), what="replies")
-    service.serve(1, tier="half")  # and all audits
+    service.serve(1, tier="half")  # and the batch of the last reply has been counted
     assert not any(t.eased for t in ahead)
     return tickets
 
@@ -116,6 +116,7 @@ def test_audits_under_overload_count_for_its_budget_alone_and_its_errors_for_nob
     eased = [t for t in tickets if t.eased]
     wrong = sum(int(t.labels[0]) != int(sessions.exact(t.x)[0].argmax()) for t in eased)
     assert len(eased) == 40 and wrong > 0
+    eventually(lambda: service.counts("stable").tier_audited.get(OVERLOAD) == 40, what="its audits")
     counts = service.counts("stable")
     assert (counts.drawn, counts.audited, counts.disagreements) == (30, 30, 0), "of everybody's plan"
     assert (counts.tier_audited[OVERLOAD], counts.tier_disagreements[OVERLOAD]) == (40, wrong)
@@ -143,11 +144,12 @@ def test_batches_under_overload_are_neither_held_back_nor_timed_for_anybody(serv
 
 def test_its_own_detector_stops_it_and_requests_have_everybodys_budget(service: Service) -> None:
     tight = {OVERLOAD: 0.011, "half": 0.005}
-    offer(service, audit_rate=1.0, tiers=tight, breaker_run_length=20.0)
+    offer(service, audit_rate=1.0, tiers=tight, breaker_run_length=1000.0)
     crowd(service, [PLAIN] * 150)
-    eventually(lambda: service.engine.arms.stopped_tiers == (OVERLOAD,), what="the stop")
-    assert not any(t.eased for t in crowd(service, [PLAIN] * 10, seed=4))
-    assert service.engine.overload_seconds is None and not service.engine.arms.breaker_open
+    eventually(lambda: OVERLOAD in service.engine.arms.stopped_tiers, what="the stop")
+    assert not any(t.eased for t in crowd(service, [PLAIN] * 10, seed=4, others=20))
+    assert service.engine.arms.stopped_tiers == (OVERLOAD,) and not service.engine.arms.breaker_open
+    assert service.engine.overload_seconds is None and not service.engine.arms.may_ease
     assert left(service.serve(20, seed=9)) <= 1
 
 
