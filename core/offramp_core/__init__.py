@@ -16,6 +16,7 @@ errors.py       the error tree of every Offramp package
 evaluate.py     what a threshold vector does on recorded traffic
 execution.py    whether a plan carries every row to the output or drops those that left
 npz.py          arrays of NumPy's formats from untrusted files
+overload.py     when a worker answers by its thresholds for overload
 plan.py         plans: which ramps are active and when an input may leave
 precision.py    precisions of a backbone, by name
 processors.py   how many processors a process may keep busy

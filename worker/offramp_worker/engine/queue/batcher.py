@@ -192,7 +192,7 @@ class Batcher:
     def overload_seconds(self) -> float | None:
         """For how long there has been overload; None without."""
         with self._changed:
-            self._look(now := self._clock())
+            self._review(now := self._clock())
             return now - self._relief.since if self._relief.on else None
 
     # --- called by whoever runs batches -------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Batcher:
             self._door = door
             self._taken.remove(batch)
             self._last_end, self._busy = now, self._rows > 0
-            self._look(now)
+            self._review(now)
 
     # --- under the lock -------------------------------------------------------------------------
 
@@ -287,14 +287,14 @@ class Batcher:
         if entry is Entry.ON_CREDIT:
             self._door = self._door.spent(rows)
 
-    def _look(self, now: float) -> None:
+    def _review(self, now: float) -> None:
         """Whether there is overload any more."""
         if not self._relief.on:
             return
         pace = self._door.pace
         left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
         wait = left + pace.queue(self._rows, batch_rows=self._policy.batch_rows)
-        self._relief.look(self._door, wait=wait, now=now)
+        self._relief.review(self._door, wait=wait, now=now)
 
     def _set_due(self, ticket: Ticket) -> None:
         own = self._door.pace.queue(len(ticket.x), batch_rows=self._policy.batch_rows)

@@ -47,7 +47,7 @@ class Relief:
         self._take(came.judged(wait=seen.wait, room=door.room(seen.own), now=now))
         return foresee(self._overload.pace) if self.on else seen
 
-    def look(self, door: QueueAdmission, *, wait: float, now: float) -> None:
+    def review(self, door: QueueAdmission, *, wait: float, now: float) -> None:
         """Nobody asks; the queue would take so long by the worst case of everybody's plan."""
         self._take(self._overload.judged(wait=wait, room=door.room(0.0), now=now))
 
