@@ -257,12 +257,11 @@ class Batcher:
         if timeout is None and self._objective is None:
             return
         ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
-
-        def foresee(pace: Pace) -> Forecast:
-            left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
-            return forecast(pace, running=left, ahead=ahead, rows=rows, batch_rows=batch_rows)
-
-        seen = self._relief.asked(foresee, self._door, rows=rows, batch_rows=batch_rows, now=now)
+        seen = self._foreseen(pace, ahead=ahead, rows=rows, now=now)
+        if self._relief.offered:
+            self._relief.asked(self._door, seen, rows=rows, batch_rows=batch_rows, now=now)
+            if self._relief.on:
+                seen = self._foreseen(self._relief.pace, ahead=ahead, rows=rows, now=now)
         if timeout is not None and seen.own > timeout:
             raise UnableError(
                 f"parameters.timeout: is {timeout * 1e6:.0f} us; this worker needs about {seen.own * 1e6:.0f} for the "
@@ -286,6 +285,11 @@ class Batcher:
         ticket.on_time = self._door.promises(entry, seen)
         if entry is Entry.ON_CREDIT:
             self._door = self._door.spent(rows)
+
+    def _foreseen(self, pace: Pace, *, ahead: int, rows: int, now: float) -> Forecast:
+        """What awaits a request of so many ``rows`` that has so many ``ahead`` in the queue."""
+        left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
+        return forecast(pace, running=left, ahead=ahead, rows=rows, batch_rows=self._policy.batch_rows)
 
     def _review(self, now: float) -> None:
         """Whether there is overload any more."""

@@ -25,36 +25,37 @@ class Relief:
         self._overload, self._offered = Overload(replace(pace, least=0.0)), offered
 
     @property
+    def offered(self) -> bool:
+        """Whether the plan in force has thresholds for overload; without, there is none any more."""
+        if self._offered():
+            return True
+        if self.on:
+            self._take(replace(self._overload, on=False))
+        return False
+
+    @property
     def on(self) -> bool:
         return self._overload.on
+
+    @property
+    def pace(self) -> Pace:
+        """Of batches under overload."""
+        return self._overload.pace
 
     @property
     def since(self) -> float:
         """When it began or ended last."""
         return self._overload.since
 
-    def asked(
-        self, foresee: Callable[[Pace], Forecast], door: QueueAdmission, *, rows: int, batch_rows: int, now: float
-    ) -> Forecast:
-        """What awaits a request of so many ``rows``: by the worst case of everybody's plan, or while there is overload
-        by what batches take then."""
-        seen = foresee(door.pace)
-        if not self._offered():
-            self.end()
-            return seen
+    def asked(self, door: QueueAdmission, seen: Forecast, *, rows: int, batch_rows: int, now: float) -> None:
+        """A request of so many ``rows`` has come, with ``seen`` before it by the worst case of everybody's plan."""
         usual = door.pace.average * door.pace.profile_seconds[batch_rows] / batch_rows
         came = self._overload.came(rows * usual, now=now)
         self._take(came.judged(wait=seen.wait, room=door.room(seen.own), now=now))
-        return foresee(self._overload.pace) if self.on else seen
 
     def review(self, door: QueueAdmission, *, wait: float, now: float) -> None:
         """Nobody asks; the queue would take so long by the worst case of everybody's plan."""
         self._take(self._overload.judged(wait=wait, room=door.room(0.0), now=now))
-
-    def end(self) -> None:
-        """The plan in force has no thresholds for it."""
-        if self.on:
-            self._take(replace(self._overload, on=False))
 
     def after(self, *, rows: int, seconds: float) -> None:
         """A batch under the thresholds for overload kept the engine for so long."""
