@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from offramp_core.protocol import DEFAULT_TIER
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.arms.tiers import tier_within, unknown_tier
 from offramp_worker.engine.engine import Engine
@@ -61,7 +60,6 @@ class Front:
             request.x,
             never_exit=request.never_exit or tier is None,
             tier=tier or "",
-            firm=request.tier == DEFAULT_TIER,
             max_disagreement=math.inf if request.max_disagreement is None else request.max_disagreement,
             deadline_seconds=request.deadline_seconds,
             priority=request.priority,
@@ -115,9 +113,9 @@ class Front:
 
 
 def _tier(engine: Engine, request: InferRequest) -> str | None:
-    """The tier whose plan serves a request, empty for everybody's; None where only the model itself is good enough."""
+    """The tier whose plan serves a request, empty without one; None where only the model itself is good enough."""
     if request.max_disagreement is not None:
         return tier_within(request.max_disagreement, engine.active.document)
     if request.tier and (known := unknown_tier(request.tier, engine.active.document)):
         raise BadRequestError(f"parameters.tier: is {shown(request.tier)}; this service has {', '.join(known)}")
-    return "" if request.tier == DEFAULT_TIER else request.tier
+    return request.tier

@@ -304,7 +304,7 @@ class InferenceWorker:
             capture_since=captures.since if captures else None,
             newest_epoch=self.plans.newest_epoch if self.plans else 0,
             pace=engine.pace,
-            overload_seconds=engine.overload_seconds,
+            overload_seconds=engine.overload_seconds(),
         )
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:

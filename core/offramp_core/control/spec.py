@@ -471,11 +471,7 @@ def parse_spec(value: Any) -> ServiceSpec:
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
     objective = _objective(spec.section("objective", {"latency", "accuracy", "tiers", "overload"}, required=True))
     ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
-    execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
-    if objective["overload"] is not None and execution == "ResultsOnly":
-        raise InvalidSpecError(
-            "spec.objective.overload", "spares nothing with execution ResultsOnly; remove it, or set execution to Auto"
-        )
+    execution = _execution(spec, objective)
     worker = _worker(spec)
     pools = _pools(spec, worker, objective)
     return ServiceSpec(
@@ -655,6 +651,15 @@ def _tiers(objective: _Reader, output: Judged, *, most: float) -> tuple[TierObje
                 f"{tier.max_disagreement:g} is above accuracy.maxDisagreement {most:g}; a tier only tightens",
             )
     return tiers
+
+
+def _execution(spec: _Reader, objective: Mapping[str, Any]) -> Execution:
+    execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
+    if objective["overload"] is not None and execution == "ResultsOnly":
+        raise InvalidSpecError(
+            "spec.objective.overload", "spares nothing with execution ResultsOnly; remove it, or set execution to Auto"
+        )
+    return execution
 
 
 def _overload(objective: _Reader, output: Judged, *, least: float, tiers: Sequence[TierObjective]) -> float | None:

@@ -100,6 +100,7 @@ class Engine:
         self._traced, self._clock, self._wall_clock = options.traced, clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._batcher = _batcher(self, options)
+        self.overload_seconds = self._batcher.overload_seconds
         self.arms = Arms(
             _off_runtime(bundle, self.counters),
             uid=options.uid,
@@ -125,10 +126,8 @@ class Engine:
         self._turn = turn or threading.Lock()  # held while a batch, an audit or a probe runs
         self._shared = None if turn is None else InTurn(self, turn, options.batching, loop_rows=self._inline_rows)
         self.vitals = Vitals(probe=partial(_probe, self), recovered=self._batcher.wake, lost=lost)
-        self._batches, self.pace = 0, 0.0
-        self._abandon_audits = False
-        self._thread = _thread(self)
-        self._utility = _show(self)
+        self._batches, self.pace, self._abandon_audits = 0, 0.0, False
+        self._thread, self._utility = _thread(self), _show(self)
 
     # --- called from other threads --------------------------------------------------------------
 
@@ -167,7 +166,6 @@ class Engine:
         slice_name: str = "",
         stream: str = "",
         tier: str = "",
-        firm: bool = False,
         max_disagreement: float = math.inf,
         wake: bool = True,
     ) -> Ticket:
@@ -178,8 +176,7 @@ class Engine:
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has
         reached; one that has reached none, or runs where no ramps are active, is answered when it is done. One of a
         ``tier`` that the plan in force does not serve takes no exits, nor does one where the budget of its tier, when
-        it runs, is above ``max_disagreement``; a ``firm`` one names everybody's budget, and never has a larger one.
-        Without ``wake`` the caller promises to call :meth:`serve` soon.
+        it runs, is above ``max_disagreement``. Without ``wake`` the caller promises to call :meth:`serve` soon.
 
         Raises
         ------
@@ -204,7 +201,6 @@ class Engine:
             slice_name=slice_name,
             stream=stream,
             tier=tier,
-            firm=firm,
             max_disagreement=max_disagreement,
         )
         self.accounts.admitted(len(x))
@@ -244,11 +240,6 @@ class Engine:
                 self._turn.release()
         if self._batcher.rows or len(self._desk):
             self._batcher.wake()
-
-    @property
-    def overload_seconds(self) -> float | None:
-        """For how long requests have been answered by the thresholds for overload; None while they are not."""
-        return self._batcher.overload_seconds
 
     @property
     def at_edge(self) -> bool:
@@ -324,8 +315,7 @@ class Engine:
         return bool(self.vitals.trouble) and not self._batcher.closed and self._forwarding is None
 
     def _run_batch(self, batch: Batch) -> None:
-        active = self.arms.active
-        number = self._batches
+        active, number = self.arms.active, self._batches
         self._batches += 1
         runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
         forwarding = self._forwarding
@@ -369,16 +359,14 @@ class Engine:
     def _drawn(self, batch: Batch, active: Active, number: int) -> tuple[Runtime, bool]:
         """What batch ``number`` runs under, and whether it is one of those that are compared with the holdback.
 
-        Every batch of the stable plan could have been held back but those with a deadline to keep, and those under
-        overload: there is no time to spare, and what they save is not what everybody's plan saves.
+        Every batch of the stable plan could have been held back but those with a deadline to keep and of overload.
         """
         runtime = self.arms.drawn(active, number)
         if self._forwarding is not None:  # how long a batch takes there is no matter of exits alone
             free = runtime is active.stable and self._deadlines.none_in(batch)  # an exit may have to keep a deadline
             whole = free and self._forwarding.at_once(batch, runtime)
             return (active.off if whole else runtime), False
-        never = active.holdback is None or runtime is active.off or batch.overload
-        if never or not self._deadlines.none_in(batch):
+        if active.holdback is None or runtime is active.off or batch.overload or not self._deadlines.none_in(batch):
             return runtime, False
         return self.arms.held_back(active, runtime, number)
 

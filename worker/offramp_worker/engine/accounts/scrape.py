@@ -181,7 +181,7 @@ class EngineState(Collector):
         queue.add_metric((), self._queue.rows)
         limit.add_metric((), self._queue.batch_rows)
         exits.add_metric((), 0.0 if self._arms.exits_off else 1.0)
-        overload.add_metric((), 0.0 if self._queue.overload_seconds is None else 1.0)
+        overload.add_metric((), 0.0 if self._queue.overload_seconds() is None else 1.0)
         for runtime in (active.stable, active.canary):
             if runtime is not None:
                 execution = "ResultsOnly" if runtime.carry_on else "ComputeSaving"

@@ -188,7 +188,6 @@ class Batcher:
         """Whether nothing waits and nothing will come."""
         return self._closed and not self._rows
 
-    @property
     def overload_seconds(self) -> float | None:
         """For how long there has been overload; None without."""
         with self._changed:
@@ -226,7 +225,7 @@ class Batcher:
 
     def ended(self, batch: Batch, *, eased: bool = False) -> None:
         """A batch has run: learn from how long it took, and from how long the engine was kept from the next one in
-        all. Of one that was ``eased`` nothing is learned of everybody's plan."""
+        all; of an ``eased`` one nothing of everybody's plan."""
         with self._changed:
             now, rows = self._clock(), len(batch)
             began = max(batch.taken, self._last_end)
@@ -250,38 +249,22 @@ class Batcher:
         self._set_due(ticket)
         ticket.number = self._number + 1
         if self._rows + rows > self._max_rows:
+            taken = f"{self._rows} of {self._max_rows} queue places are taken"
             wait = pace.queue(self._rows, batch_rows=batch_rows)
-            raise _overloaded(
-                f"{self._rows} of {self._max_rows} queue places are taken; {rows} more do not fit; retry later", wait
-            )
+            raise _overloaded(f"{taken}; {rows} more do not fit; retry later", wait)
         if timeout is None and self._objective is None:
             return
         ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
         seen = self._foreseen(pace, ahead=ahead, rows=rows, now=now)
         if self._relief.offered:
-            self._relief.asked(self._door, seen, rows=rows, batch_rows=batch_rows, now=now)
-            if self._relief.on:
+            if self._relief.asked(self._door, seen, rows=rows, batch_rows=batch_rows, now=now):
                 seen = self._foreseen(self._relief.pace, ahead=ahead, rows=rows, now=now)
-        if timeout is not None and seen.own > timeout:
-            raise UnableError(
-                f"parameters.timeout: is {timeout * 1e6:.0f} us; this worker needs about {seen.own * 1e6:.0f} for the "
-                "request alone",
-                retry_after_seconds=None,
-            )
-        if timeout is not None and seen.total > timeout:
-            raise _overloaded(
-                f"an answer would take about {seen.total:.3f} s; the request's timeout is {timeout:.3f} s; retry later",
-                seen.wait,
-            )
+        _check_timeout(seen, timeout)
         if self._objective is None:
             return
         entry = self._door.entry(seen)
         if entry is Entry.REFUSED:
-            raise _overloaded(
-                f"an answer would take about {seen.total:.3f} s, too close to the latency objective of "
-                f"{self._objective:g} s; retry later",
-                seen.wait,
-            )
+            raise _too_late(seen, self._objective)
         ticket.on_time = self._door.promises(entry, seen)
         if entry is Entry.ON_CREDIT:
             self._door = self._door.spent(rows)
@@ -293,12 +276,11 @@ class Batcher:
 
     def _review(self, now: float) -> None:
         """Whether there is overload any more."""
-        if not self._relief.on:
-            return
-        pace = self._door.pace
-        left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
-        wait = left + pace.queue(self._rows, batch_rows=self._policy.batch_rows)
-        self._relief.review(self._door, wait=wait, now=now)
+        if self._relief.on:
+            pace = self._door.pace
+            left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
+            wait = left + pace.queue(self._rows, batch_rows=self._policy.batch_rows)
+            self._relief.review(self._door, wait=wait, now=now)
 
     def _set_due(self, ticket: Ticket) -> None:
         own = self._door.pace.queue(len(ticket.x), batch_rows=self._policy.batch_rows)
@@ -387,29 +369,58 @@ class Batcher:
         self._given_up.append(ticket)
 
     def _cut(self, lane: _Lane, tickets: Sequence[Ticket], rows: int, now: float) -> Batch:
-        parts: list[Array] = []
-        owners: list[tuple[Ticket, int]] = []
-        finished: list[Ticket] = []
-        group = tickets[0].group
-        for ticket in tickets:
-            if ticket.group != group:
-                continue  # in its turn it is first, and then its like run
-            begin, end = ticket.begun, min(len(ticket.x), ticket.begun + rows - len(owners))
-            parts.append(ticket.x[begin:end])
-            owners.extend((ticket, row) for row in range(begin, end))
-            ticket.begun = end
-            if end == len(ticket.x):
-                finished.append(ticket)
-            if len(owners) == rows:
-                break
+        parts, owners, finished = _begun(tickets, rows)
         lane.drop(finished)
         lane.rows -= len(owners)
         self._rows -= len(owners)
-        batch = Batch(
-            self._join(parts), owners, lane is self._lanes[True], now, followed=self._busy, overload=self._relief.on
-        )
+        never, on = lane is self._lanes[True], self._relief.on
+        batch = Batch(self._join(parts), owners, never, now, followed=self._busy, overload=on)
         self._taken.append(batch)
         return batch
+
+
+def _begun(tickets: Sequence[Ticket], rows: int) -> tuple[list[Array], list[tuple[Ticket, int]], list[Ticket]]:
+    """The first ``rows`` of some requests begin: what they are, whose, and which requests have no more."""
+    parts: list[Array] = []
+    owners: list[tuple[Ticket, int]] = []
+    finished: list[Ticket] = []
+    group = tickets[0].group
+    for ticket in tickets:
+        if ticket.group != group:
+            continue  # in its turn it is first, and then its like run
+        begin, end = ticket.begun, min(len(ticket.x), ticket.begun + rows - len(owners))
+        parts.append(ticket.x[begin:end])
+        owners.extend((ticket, row) for row in range(begin, end))
+        ticket.begun = end
+        if end == len(ticket.x):
+            finished.append(ticket)
+        if len(owners) == rows:
+            break
+    return parts, owners, finished
+
+
+def _check_timeout(seen: Forecast, timeout: float | None) -> None:
+    if timeout is None:
+        return
+    if seen.own > timeout:
+        raise UnableError(
+            f"parameters.timeout: is {timeout * 1e6:.0f} us; this worker needs about {seen.own * 1e6:.0f} for the "
+            "request alone",
+            retry_after_seconds=None,
+        )
+    if seen.total > timeout:
+        raise _overloaded(
+            f"an answer would take about {seen.total:.3f} s; the request's timeout is {timeout:.3f} s; retry later",
+            seen.wait,
+        )
+
+
+def _too_late(seen: Forecast, objective: float) -> OverloadedError:
+    return _overloaded(
+        f"an answer would take about {seen.total:.3f} s, too close to the latency objective of {objective:g} s; "
+        "retry later",
+        seen.wait,
+    )
 
 
 def _late(door: QueueAdmission, batch: Batch, now: float) -> int:

@@ -47,11 +47,13 @@ class Relief:
         """When it began or ended last."""
         return self._overload.since
 
-    def asked(self, door: QueueAdmission, seen: Forecast, *, rows: int, batch_rows: int, now: float) -> None:
-        """A request of so many ``rows`` has come, with ``seen`` before it by the worst case of everybody's plan."""
+    def asked(self, door: QueueAdmission, seen: Forecast, *, rows: int, batch_rows: int, now: float) -> bool:
+        """A request of so many ``rows`` has come, with ``seen`` before it by the worst case of everybody's plan;
+        whether there is overload."""
         usual = door.pace.average * door.pace.profile_seconds[batch_rows] / batch_rows
         came = self._overload.came(rows * usual, now=now)
         self._take(came.judged(wait=seen.wait, room=door.room(seen.own), now=now))
+        return self.on
 
     def review(self, door: QueueAdmission, *, wait: float, now: float) -> None:
         """Nobody asks; the queue would take so long by the worst case of everybody's plan."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import OfframpError
-from offramp_core.protocol import OVERLOAD
+from offramp_core.protocol import DEFAULT_TIER, OVERLOAD
 from offramp_core.reasons import RequestOutcome
 from offramp_core.task import Answers, Task
 from offramp_worker.engine.arms.arms import EXITS_OFF, Runtime
@@ -190,7 +190,6 @@ def new_ticket(
     slice_name: str = "",
     stream: str = "",
     tier: str = "",
-    firm: bool = False,
     max_disagreement: float = math.inf,
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
@@ -216,7 +215,7 @@ def new_ticket(
         expires=math.inf if timeout_seconds is None else now + timeout_seconds,
         slice_name=slice_name,
         stream=stream,
-        tier=tier,
-        firm=firm,
+        tier="" if tier == DEFAULT_TIER else tier,
+        firm=tier == DEFAULT_TIER,
         max_disagreement=max_disagreement,
     )
