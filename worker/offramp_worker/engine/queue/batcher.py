@@ -256,9 +256,9 @@ class Batcher:
             return
         ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
         seen = self._foreseen(pace, ahead=ahead, rows=rows, now=now)
-        if self._relief.offered:
-            if self._relief.asked(self._door, seen, rows=rows, batch_rows=batch_rows, now=now):
-                seen = self._foreseen(self._relief.pace, ahead=ahead, rows=rows, now=now)
+        relief, door = self._relief, self._door
+        if relief.offered and relief.asked(door, seen, rows=rows, batch_rows=batch_rows, now=now):
+            seen = self._foreseen(relief.pace, ahead=ahead, rows=rows, now=now)
         _check_timeout(seen, timeout)
         if self._objective is None:
             return
