@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -27,6 +28,8 @@ def _model(
     inputs: dict[str, list[int | str]],
     outputs: dict[str, list[int | str]],
     constants: dict[str, Array],
+    *,
+    opset: int = 17,
 ) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes,
@@ -35,7 +38,7 @@ def _model(
         [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
 
 
 def _run(model: onnx.ModelProto, outputs: list[str], **feed: Array) -> list[Array]:
@@ -43,8 +46,9 @@ def _run(model: onnx.ModelProto, outputs: list[str], **feed: Array) -> list[Arra
     return [np.asarray(value) for value in session.run(outputs, feed)]
 
 
-def _confident() -> ort.InferenceSession:
-    model = _model([helper.make_node("Identity", ["x"], ["said"])], {"x": ["n", 7]}, {"said": ["n", 7]}, {})
+def _confident(opset: int = 17) -> ort.InferenceSession:
+    nodes = [helper.make_node("Identity", ["x"], ["said"])]
+    model = _model(nodes, {"x": ["n", 7]}, {"said": ["n", 7]}, {}, opset=opset)
     for by_sums in (False, True):
         add_confidence(model, output="said", task=TOP_LABEL_TASK, name=f"confidence/{by_sums}", by_sums=by_sums)
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -59,6 +63,13 @@ def test_the_largest_probability_is_the_same_by_sums_as_by_a_maximum(logits: Arr
     largest, by_sums = CONFIDENT.run(["confidence/False", "confidence/True"], {"x": logits})
     np.testing.assert_allclose(by_sums, largest, rtol=1e-10)
     np.testing.assert_allclose(largest, softmax(logits.astype(np.float64), axis=1).max(axis=1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12, 13, 17, 18])
+def test_models_of_every_opset_have_both(opset: int) -> None:
+    logits = np.random.default_rng(opset).normal(size=(3, 7)).astype(np.float32)
+    largest, by_sums = _confident(opset).run(["confidence/False", "confidence/True"], {"x": logits})
+    np.testing.assert_allclose(by_sums, largest, rtol=1e-10)
 
 
 def test_a_row_without_numbers_has_no_confidence_either_way() -> None:

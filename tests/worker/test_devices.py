@@ -4,6 +4,7 @@ run."""
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,13 +107,53 @@ def test_stages_that_hand_on_in_a_devices_memory_say_what_those_say_that_share_b
 def test_stages_that_keep_their_memory_say_the_same_whatever_ran_before(
     sessions: Sessions, batches: list[tuple[int, int | None]]
 ) -> None:
-    """Memory grows with larger batches, and smaller ones lie in it."""
+    """Memory grows with larger batches, and smaller ones lie in it. Nothing of a batch itself is kept."""
     shared = sessions.stages((0, 2))
     apart = _apart(KeptStage, [stage._session for stage in shared])  # type: ignore[attr-defined]
     for n, kept in batches:
         x = bundles.inputs(n, seed=n)
         for one, other in zip(_through(shared, x, [kept, None]), _through(apart, x, [kept, None]), strict=True):
             np.testing.assert_array_equal(one, other)
+    assert all(stage._kept for stage in apart)  # type: ignore[attr-defined]
+
+
+def test_a_batch_whose_memory_cannot_be_kept_is_answered_all_the_same(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(KeptStage, "_memory", full)
+    shared, x = sessions.stages((0, 2)), bundles.inputs(4, seed=4)
+    apart = _apart(KeptStage, [stage._session for stage in shared])  # type: ignore[attr-defined]
+    expected = _through(shared, x, [None, None])
+    for found in (_through(apart, x, [None, None]), _through(apart, x, [None, None])):
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_nothing_of_a_batch_is_kept_when_its_rows_have_gone_on(sessions: Sessions) -> None:
+    """Batches lie in page-locked memory, of which there is little; what each shape of batch kept would be all of it."""
+    (stage,) = _apart(KeptStage, [sessions.stages((0, 2))[0]._session])  # type: ignore[attr-defined]
+    for _ in range(3):
+        x = bundles.inputs(3, seed=1)
+        gone = weakref.ref(x)
+        stage.run(x, x)
+        del x
+    assert gone() is None
+
+
+def test_an_array_between_two_batches_from_the_same_memory_is_not_run_again(sessions: Sessions) -> None:
+    first, second, _ = _apart(KeptStage, [s._session for s in sessions.stages((0, 2))])  # type: ignore[attr-defined]
+    x, y = bundles.inputs(3, seed=1), bundles.inputs(3, seed=2)
+    other = np.asarray(first.run(y, y)[0].value.numpy())[:3].copy()
+    for _ in range(2):
+        features, _ = first.run(x, x)
+        expected = [np.array(part) for head in second.run(features, x)[1] for part in head]
+        second.run(other, y)
+    found = [np.array(part) for head in second.run(features, x)[1] for part in head]
+    for one, two in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 @given(

@@ -62,7 +62,10 @@ def test_what_is_small_or_beyond_the_limit_lies_elsewhere(monkeypatch: pytest.Mo
     monkeypatch.setattr(page_locked, "MOST_BYTES", 2 * LEAST_BYTES)
     arrays = [locked.empty((ROW,), np.float32) for _ in range(3)]
     assert [memory.holds(x) for x in arrays] == [True, True, False]
-    assert PageLocked(lambda _: None).empty((ROW,), np.float32).shape == (ROW,)
+    asked: list[int] = []
+    none = PageLocked(asked.append)
+    assert [none.empty((ROW,), np.float32).shape for _ in range(3)] == 3 * [(ROW,)]
+    assert asked == [LEAST_BYTES]  # where there is none nobody asks again
 
 
 def test_a_worker_without_nvidias_runtime_puts_batches_together_in_its_own_memory() -> None:

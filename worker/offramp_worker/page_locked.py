@@ -35,7 +35,7 @@ class PageLocked:
         """``allocate`` gives the address of so many bytes, which stay; None where there are none."""
         self._allocate = allocate
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        self._taken = 0
+        self._taken, self._full = 0, False
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Like :func:`numpy.empty`; it lies elsewhere if it is small, or where no locked memory is left."""
@@ -53,7 +53,10 @@ class PageLocked:
             return self._free[size].pop()
         except IndexError:
             pass
-        if self._taken + size > MOST_BYTES or (address := self._allocate(size)) is None:
+        if self._full or self._taken + size > MOST_BYTES:
+            return None
+        if (address := self._allocate(size)) is None:
+            self._full = True
             return None
         self._taken += size
         return address
@@ -81,7 +84,10 @@ def _of_cuda() -> PageLocked:
 def _locked(size: int) -> int | None:
     """Locked memory by NVIDIA's runtime, which ONNX Runtime has loaded."""
     runtime, address = cuda_runtime(), ctypes.c_void_p()
-    if runtime is None or runtime.cudaHostAlloc(ctypes.byref(address), ctypes.c_size_t(size), ctypes.c_uint(0)):
+    if runtime is None:
+        return None
+    if runtime.cudaHostAlloc(ctypes.byref(address), ctypes.c_size_t(size), ctypes.c_uint(0)):
+        runtime.cudaGetLastError()  # whoever asks next would take this failure for its own
         return None
     return address.value
 

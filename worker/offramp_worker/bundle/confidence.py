@@ -23,6 +23,7 @@ from offramp_core.task import Score, Task
 
 DOUBLE = onnx.TensorProto.DOUBLE
 AXES_ARE_INPUTS = 18  # the opset from which reductions read their axes as an input
+SUM_AXES_ARE_INPUTS = 13
 # Logits are float32: two that differ at all are so far apart in these units that the softmax of one of them is 1.
 APART = 2.0**40
 
@@ -53,7 +54,7 @@ class Nodes:
 
     def reduced(self, operator: str, value: str, *, name: str = "") -> str:
         """A reduction over the columns, (n, c) → (n,)."""
-        if self.opset >= AXES_ARE_INPUTS or operator == "ReduceSum":
+        if self.opset >= (SUM_AXES_ARE_INPUTS if operator == "ReduceSum" else AXES_ARE_INPUTS):
             return self.add(operator, value, self.constant(np.array([1], dtype=np.int64)), name=name, keepdims=0)
         return self.add(operator, value, name=name, keepdims=0, axes=[1])
 

@@ -108,7 +108,7 @@ class DeviceStage:
         else:
             _bind(binding, names.source, source, self._device)
         if names.entry:
-            self._bind_entry(binding, x, size)
+            binding.bind_cpu_input(names.entry, np.ascontiguousarray(filled(x, size)))
         for number, name in enumerate(names.outputs):
             is_confidence = number >= names.hands_on and (number - names.hands_on) % 2 == 1
             comes_back = is_confidence or (self._last and number == 0)
@@ -125,9 +125,6 @@ class DeviceStage:
 
     def _session_of(self, size: int) -> Any:
         return self._session.session.at(size) if self.pads else self._session.session
-
-    def _bind_entry(self, binding: Any, x: Array, size: int) -> None:
-        binding.bind_cpu_input(self._session.entry, np.ascontiguousarray(filled(x, size)))
 
     @staticmethod
     def _handed_through(source: Features, n: int) -> Features:

@@ -7,6 +7,8 @@ once a shape. On the CPU :mod:`offramp_worker.engine.execution.stages` does the 
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,9 @@ from offramp_worker.devices import Device
 from offramp_worker.engine.execution.device_stages import DTYPES, DeviceStage, Held, Later
 from offramp_worker.engine.execution.execute import HeadOutput
 from offramp_worker.engine.execution.stages import MAX_BINDINGS, StageSession
-from offramp_worker.padded import padded_rows
+from offramp_worker.padded import filled, padded_rows
+
+MOST_ROOM = 2.5  # times the largest: what lengths that double add up to
 
 Array = npt.NDArray[Any]
 Features = Any  # an array of the host, or :class:`Held`
@@ -53,12 +57,16 @@ class KeptStage(DeviceStage):
         kept = self._kept.get(key)
         if kept is None:
             found = super()._run(source, x, n, size)
-            self._keep(key, found, size)
+            with contextlib.suppress(Exception):  # where there is no room to keep anything, it runs as it did now
+                self._keep(key, found, size)
             return found
         self._bind_source(kept, source, size)
         if self.reads_input:
-            self._bind_entry(kept.binding, x, size)
+            self._bind_array(kept.binding, self._session.entry, filled(x, size))
         kept.session.run_with_iobinding(kept.binding)
+        if isinstance(source, np.ndarray) or self.reads_input:
+            kept.binding.clear_binding_inputs()  # it would keep the device's copy of the batch, for every shape
+            kept.source = 0
         logits: list[Any] = [Later(value, n, self._device) for value, _ in kept.heads]
         heads = [(value, confidence[:n]) for value, (_, confidence) in zip(logits, kept.heads, strict=True)]
         if kept.features is None:
@@ -68,13 +76,18 @@ class KeptStage(DeviceStage):
     def _bind_source(self, kept: _Kept, source: Features, size: int) -> None:
         name = self._session.source
         if isinstance(source, np.ndarray):
-            kept.binding.bind_cpu_input(name, np.ascontiguousarray(source))
+            self._bind_array(kept.binding, name, source)
             return
         value = source.value
         if (where := value.data_ptr()) != kept.source:
             shape = [size, *value.shape()[1:]]
             kept.binding.bind_input(name, self._device.memory, 0, DTYPES[value.element_type()], shape, where)
             kept.source = where
+
+    def _bind_array(self, binding: Any, name: str, x: Array) -> None:
+        """Unlike ``bind_cpu_input`` this lets go of the array when the inputs are cleared."""
+        value = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(x), self._device.memory, 0)
+        binding.bind_ortvalue_input(name, value)
 
     def _keep(self, key: tuple[int, ...], found: tuple[Features, list[HeadOutput]], size: int) -> None:
         """Bind outputs like those of an unbound run of that shape."""
@@ -101,12 +114,21 @@ class KeptStage(DeviceStage):
         self._kept[key] = kept
 
     def _room(self, like: ort.OrtValue, size: int) -> ort.OrtValue:
-        """Memory for features; it grows to the largest batch, and what was bound to a smaller one is bound anew."""
+        """Memory for features; it grows to the largest batch, and what was bound to a smaller one is bound anew.
+
+        Rows of other lengths have memory of their own, as long as all of it is little more than twice the largest.
+        """
         _, *row = like.shape()
         room = self._features.get(tuple(row))
         if room is None or room.shape()[0] < size:
             self._kept.clear()
-            room = self._features[tuple(row)] = self._memory([padded_rows(size), *row], like.element_type())
+            self._features.pop(tuple(row), None)
+            wanted = [padded_rows(size), *row]
+            values = [math.prod(wanted), *(math.prod(held.shape()) for held in self._features.values())]
+            if sum(values) > MOST_ROOM * max(values):
+                self._features.clear()
+                self._logits.clear()
+            room = self._features[tuple(row)] = self._memory(wanted, like.element_type())
         return room
 
     def _head(self, number: int, example: HeadOutput, size: int) -> tuple[ort.OrtValue, Array]:
