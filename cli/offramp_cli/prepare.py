@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -167,6 +169,15 @@ TaskOption = Annotated[
 AnswerTokensOption = Annotated[
     int, typer.Option(help="--task generate: how long the answers are that variants and drafts are compared on.")
 ]
+VllmOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--vllm",
+        metavar="FILE",
+        help="--task generate: vLLM computes the model, started in each of the configurations that this YAML lists. "
+        "OFFRAMP_VLLM_PYTHON names a Python that has it.",
+    ),
+]
 KOption = Annotated[int, typer.Option(help="TopK: how many classes an answer names.")]
 ThresholdsOption = Annotated[
     str,
@@ -210,6 +221,7 @@ JsonOutputOption = Annotated[bool, typer.Option("--json", help="Print the report
     "offramp prepare --model model.onnx --data inputs.npz --variants --out bundle",
     "offramp prepare --refresh bundle --data recent.npz --out bundle-2",
     "offramp prepare --task generate --model model.gguf --data prompts.jsonl --out bundle",
+    "offramp prepare --task generate --model checkpoint --vllm vllm.yaml --data prompts.jsonl --out bundle",
 )
 def prepare(
     *,
@@ -243,6 +255,7 @@ def prepare(
     measure: MeasureOption = "",
     tolerance: ToleranceOption = 0.0,
     answer_tokens: AnswerTokensOption = 64,
+    vllm: VllmOption = None,
     variants: VariantsOption = False,
     variant_seconds: VariantSecondsOption = 120.0,
     json_output: JsonOutputOption = False,
@@ -255,8 +268,11 @@ def prepare(
     if task == GENERATE:
         _refuse_others(context)
         asked = {name: context.params[name] for name in ("model", "data", "out", "name", "threads", "answer_tokens")}
-        _generation(prompt_tokens=max_tokens, json_output=json_output, **asked)
+        make = _generation if vllm is None else partial(_vllm, vllm)
+        make(prompt_tokens=max_tokens, json_output=json_output, **asked)
         return
+    if vllm is not None:
+        _refuse(f"--vllm belongs to models that generate; add --task {GENERATE}")
     declared = _declared(task, k=k, thresholds=thresholds, loss=loss, measure=measure, tolerance=tolerance)
     _check_source(model, refresh, own_exits, declared, encoded=encoded)
     if refresh is not None and variants:
@@ -308,6 +324,43 @@ def _generation(*, json_output: bool, **asked: Any) -> None:
         print(json.dumps(report.to_mapping(), indent=2))
     else:
         print_report(report, Console())
+
+
+def _vllm(file: Path, *, json_output: bool, model: str, **asked: Any) -> None:
+    """``--task generate --vllm FILE``."""
+    from rich.console import Console
+
+    from offramp_worker.generate.settings import vllm_settings
+    from offramp_worker.logs import route_library_logs
+    from offramp_worker.prepare.generation.vllm import VllmRequest, prepare_vllm, print_vllm_report
+    from offramp_worker.prepare.progress import Reporter
+
+    route_library_logs()
+    try:
+        here = str(Path(model).resolve()) if model and "://" not in model else model
+        request = VllmRequest(_listed(file), file.resolve().parent, model=here, **asked)
+        report = prepare_vllm(request, Reporter(), settings=vllm_settings(os.environ))
+    except OfframpError as error:
+        _refuse(str(error), error)
+    if json_output:
+        print(json.dumps(report.to_mapping(), indent=2))
+    else:
+        print_vllm_report(report, Console())
+
+
+def _listed(file: Path) -> dict[str, Any]:
+    """What a file of configurations says."""
+    import yaml
+
+    from offramp_cli.documents import documents
+
+    try:
+        found = [one.value for one in documents(file.read_text())]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        _refuse(f"--vllm {file} cannot be read: {error}", error)
+    if len(found) != 1 or not isinstance(found[0], dict):
+        _refuse(f"--vllm {file} must be one YAML document with `configurations`")
+    return found[0]
 
 
 def _declared(task: str, *, k: int, thresholds: str, loss: str, measure: str, tolerance: float) -> TaskSpec | None:

@@ -36,6 +36,7 @@
     ├── UnreadableError                     a string of a request is no image or text that the model takes
     ├── RequestError                        a request for generation is malformed; names the field
     ├── NoRoomError                         the caches of what is generated leave no room for a sequence; later they do
+    │   └── AwayError                       what computes a variant is away, nobody knows for how long
     ├── BrokenLogitsError (ArithmeticError) a model that generates answered with what is no number
     ├── TooMuchError (YAMLError)            a text is YAML and larger or deeper than a manifest may be
     ├── SourceError                         the command line's source cannot be read or written
@@ -83,6 +84,13 @@ class InvalidBundleError(OfframpError, ValueError):
         """A whole bundle, but not the one that was asked for."""
         error = cls(message)
         error.remedy = "put that bundle there, or set spec.model.digest to the one to serve from now on"
+        return error
+
+    @classmethod
+    def needing(cls, message: str, *, remedy: str) -> InvalidBundleError:
+        """A whole bundle that something is missing for here; ``remedy`` says how to get it."""
+        error = cls(message)
+        error.remedy = remedy
         return error
 
     @classmethod

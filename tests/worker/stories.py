@@ -218,6 +218,15 @@ class StoriesEngine:
     def counts(self) -> EngineCounts:
         return self._counts
 
+    def fault(self) -> str:
+        return ""
+
+    def available(self, variant: str) -> bool:
+        return self.bundle.variant(variant) is not None
+
+    def wake(self) -> None:
+        """No step waits."""
+
     def _count(self, **more: int) -> None:
         self._counts = replace(self._counts, **{k: getattr(self._counts, k) + v for k, v in more.items()})
 

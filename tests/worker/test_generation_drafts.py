@@ -43,6 +43,14 @@ class Engine:
     def memory(self) -> CacheMemory:
         return CacheMemory(0, 10**9)
 
+    def fault(self) -> str:
+        return ""
+
+    def available(self, variant: str) -> bool:
+        return True
+
+    def wake(self) -> None: ...
+
     def start(self, prompt: Any, *, max_tokens: int, sampling: object, route: Any) -> int:
         self.number += 1
         self.open[self.number] = [route, max_tokens, True]

@@ -110,10 +110,9 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     if declared_task(settings.bundle) == GENERATE:
-        from offramp_worker.generate.load import load_generation  # both need this module
-        from offramp_worker.generate.serve import serve_generation
+        from offramp_worker.generate.serve import loader_of, serve_generation  # which needs this module
 
-        uvloop.run(serve_generation(settings, stay_up_broken=stay_up_broken, load=load_generation))
+        uvloop.run(serve_generation(settings, stay_up_broken=stay_up_broken, load=loader_of(settings.bundle)))
         return
     uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
 

@@ -28,6 +28,7 @@ from offramp_operator.shell.platform import WorkerIdentity
 
 WORKER_COMMAND = (sys.executable, "-m", "offramp_worker.main")
 HOST = "127.0.0.1"
+OF_THE_MACHINE = ("OFFRAMP_VLLM_PYTHON", "OFFRAMP_VLLM_START_SECONDS")  # what of ours workers inherit
 TERMINATION_SECONDS = 25.0  # a little longer than a worker takes to drain
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 SOUND_SECONDS = 60.0  # a process that lived this long was not broken from the start
@@ -209,7 +210,7 @@ class WorkerProcess:
         record, around = self.record, self._around
         state_dir = around.state_dir / record.name
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("OFFRAMP_")}
+        inherited = {n: value for n, value in os.environ.items() if not n.startswith("OFFRAMP_") or n in OF_THE_MACHINE}
         template = record.template
         return {
             **inherited,

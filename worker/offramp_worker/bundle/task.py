@@ -23,6 +23,11 @@ def declared_name(folder: Path) -> str:
     return _declared(folder, "name")
 
 
+def declared_engine(folder: Path) -> str:
+    """What computes a bundle's model, empty where this worker does itself."""
+    return _declared(folder, "engine")
+
+
 def _declared(folder: Path, field: str) -> str:
     path = folder / MANIFEST_FILE
     try:

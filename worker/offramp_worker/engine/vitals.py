@@ -29,7 +29,7 @@ class Vitals:
     Attributes
     ----------
     trouble : str
-        Why no requests are taken, in one sentence; empty where they are.
+        Why no requests are taken by what was seen of their runs, in one sentence; empty where they are.
     """
 
     def __init__(
@@ -38,17 +38,24 @@ class Vitals:
         probe: Callable[[int], None],
         recovered: Callable[[], None] = lambda: None,
         lost: Callable[[str], None] = lambda _: None,
+        fault: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``probe`` runs the exact executor on so many rows of the bundle's probe, and raises unless it answers as it
-        should."""
-        self.trouble = ""
+        should. ``fault`` is what an executor that watches itself says."""
+        self.trouble, self._fault = "", fault
         self._probe, self._recovered, self._lost, self._clock = probe, recovered, lost, clock
         self._failed = 0
         self._asking = False
         self._not_before = float("-inf")
         self._pause, self._well_since = FIRST_PAUSE_SECONDS, float("-inf")
         self._closed = threading.Event()
+
+    @property
+    def refuses(self) -> str:
+        """Why no requests are taken, by what was seen here or by what the executor says itself; empty where they
+        are."""
+        return self.trouble or self._fault()
 
     def ended(self, rows: int, *, failed: bool) -> None:
         """A batch of so many rows has ended."""

@@ -16,7 +16,7 @@ from offramp_core.errors import DeliveryError, InvalidBundleError
 from offramp_core.protocol import FetchPhase, FetchProgress
 from offramp_core.reasons import Reason
 from offramp_worker.bundle.load import check_files
-from offramp_worker.bundle.task import GENERATE, declared_task
+from offramp_worker.bundle.task import GENERATE, declared_engine, declared_task
 from offramp_worker.fetch.download import Clock, Download, DownloadLimits
 from offramp_worker.fetch.source import Source
 from offramp_worker.fetch.unpack import unpack
@@ -141,13 +141,17 @@ def _checked_digest(root: Path) -> str:
     """The digest of a bundle, once its files are those that it lists."""
     if declared_task(root) != GENERATE:
         return check_files(root).backbone_digest
+    if declared_engine(root):
+        from offramp_worker.generate.vllm.load import check_vllm
+
+        return check_vllm(root).digest
     from offramp_worker.generate.load import (
         check_content,
         read_manifest,
     )  # with a runtime that no other bundle needs here
 
     manifest = read_manifest(root)
-    check_content(root, manifest)
+    check_content(root, manifest.files)
     return manifest.digest
 
 

@@ -27,7 +27,7 @@ from offramp_worker.generate.computing import Computing
 from offramp_worker.generate.line import Line
 from offramp_worker.generate.requests import Asked
 from offramp_worker.generate.routes import Dispatch
-from offramp_worker.generate.seam import CacheMemory, GenerationEngine, Loaded, NoRoomError, SequenceProgress
+from offramp_worker.generate.seam import AwayError, CacheMemory, Loaded, NoRoomError, SequenceProgress
 from offramp_worker.generate.tickets import ClosedError, Deliver, Ticket, TicketMaker
 from offramp_worker.logs import log_event
 
@@ -65,16 +65,15 @@ class GenerationDesk:
         """``deliver`` is called in the engine's thread with what can be shown; ``lost`` when only a new process may
         help."""
         self.bundle, self.accounts = loaded.bundle, accounts
-        self._engine: GenerationEngine = loaded.engine
+        engine = self._engine = loaded.engine
         self._tokenizer, self._deliver = loaded.tokenizer, deliver
         self._options = options or DeskOptions()
         self._clock, self._dispatch = clock, dispatch
         self._changed = threading.Condition()
         self._line = Line(self._options.limits)  # under the condition, as all that both threads change
         self._left: deque[Ticket] = deque()  # cancelled ones that run
-        self._closing = False
-        self._ending = self._abandoned = False
-        self.vitals = Vitals(probe=lambda _: self._engine.probe(), recovered=self._wake, lost=lost)
+        self._closing = self._ending = self._abandoned = False
+        self.vitals = Vitals(probe=lambda _: engine.probe(), recovered=self._wake, lost=lost, fault=engine.fault)
         self._computing = Computing(self._engine, vitals=self.vitals, marker=self._options.marker, clock=clock)
         self._audits = _audit_desk(loaded, accounts, self._options, clock)
         draw, may_audit = draw or random.SystemRandom().random, self._audits.open_to
@@ -117,8 +116,8 @@ class GenerationDesk:
         """
         reply = self._line.reply_size(asked)
         with self._changed:
-            if self._closing or self.vitals.trouble:
-                raise ClosedError(Refused(Closed.NOT_READY, self.vitals.trouble or SHUT, 1), status=503)
+            if self._closing or self.vitals.refuses:
+                raise ClosedError(Refused(Closed.NOT_READY, self.vitals.refuses or SHUT, 1), status=503)
             self._line.check(asked, reply=reply)
             tickets = self._maker.make(asked, reply=reply, running=len(self._line), at_once=self._line.at_once)
             for ticket in tickets:
@@ -126,7 +125,7 @@ class GenerationDesk:
                 if ticket.audited:
                     self._audits.promise(ticket.size)
             self._line.waiting += tickets
-            self._changed.notify()
+            self._wake()
         return tickets
 
     def cancel(self, ticket: Ticket) -> None:
@@ -140,7 +139,7 @@ class GenerationDesk:
                 self._close_books(ticket, RequestOutcome.CANCELLED)
             else:
                 self._left.append(ticket)
-            self._changed.notify()
+            self._wake()
 
     def taken(self, ticket: Ticket) -> None:
         """The client has its reply, or has gone: its memory is free. To be called once per ticket."""
@@ -202,6 +201,7 @@ class GenerationDesk:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify()
+        self._engine.wake()
 
     def _let_go(self) -> None:
         """Cancelled answers give their caches back; of those that were drawn what was served is compared."""
@@ -244,7 +244,7 @@ class GenerationDesk:
         except NoRoomError as error:
             with self._changed:
                 alone = len(self._line.running) == 1 and not self._audits.pending
-                if not alone and not ticket.cancelled:
+                if not (alone or ticket.cancelled or isinstance(error, AwayError)):
                     self._line.put_back(ticket)
                     return False
             self._drop(ticket, str(error))
@@ -301,7 +301,7 @@ class GenerationDesk:
         ticket.prompt_left = progress.prompt_left
         ticket.proposed += progress.proposed
         ticket.accepted += progress.accepted
-        if progress.proposed:
+        if progress.proposed and not progress.summed:
             self.accounts.verified(ticket, progress.accepted)
         if progress.error:
             self._computing.stop(ticket)  # a run that failed as a whole gives nothing back by itself

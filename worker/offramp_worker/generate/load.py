@@ -56,7 +56,7 @@ REFERENCE_TOLERANCE, ROUNDED_TOLERANCE = (
 def load_generation(folder: Path, *, threads: int, cache_bytes: int, to_serve: bool = True) -> Loaded:
     """See :class:`offramp_worker.generate.seam.Loader`. What is loaded ``to_serve`` is moved into large pages."""
     manifest = read_manifest(folder)
-    check_content(folder, manifest)
+    check_content(folder, manifest.files)
     profile = read_profile(folder)
     tokenizer = _tokenizer(folder, manifest)
     common = {name: (np.float32, shape) for name, shape in common_shapes(manifest.architecture).items()}
@@ -107,22 +107,23 @@ def read_manifest(folder: Path) -> GenerationManifest:
     return manifest
 
 
-def check_content(folder: Path, manifest: GenerationManifest) -> None:
-    """Every listed file is a regular one of the size and SHA-256 that the manifest says.
+def check_content(folder: Path, files: Mapping[str, FileEntry], *, most_bytes: Mapping[str, int] = MOST_BYTES) -> None:
+    """Every listed file is a regular one of the size and SHA-256 that the manifest says. ``most_bytes`` has by name how
+    many are read at most.
 
     Raises
     ------
     InvalidBundleError
         Names the file.
     """
-    for name, entry in manifest.files.items():
+    for name, entry in files.items():
         try:
             file = plain_file(folder / name)
             size = file.stat().st_size
-            if size > MOST_BYTES.get(name, entry.size) or size != entry.size:
+            if size > most_bytes.get(name, entry.size) or size != entry.size:
                 raise InvalidBundleError(
                     f"{name}: has {size} bytes; {MANIFEST_FILE} says {entry.size}, and at most "
-                    f"{MOST_BYTES.get(name, entry.size)} are read"
+                    f"{most_bytes.get(name, entry.size)} are read"
                 )
             found = file_entry(file)
         except OSError as error:

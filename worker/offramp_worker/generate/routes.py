@@ -90,13 +90,15 @@ class Dispatch:
         reference: DecodingRoute | None = None,
         drafts: Drafts | None = None,
         lossy_sampling: bool = False,
+        available: Callable[[str], bool] = lambda _: True,
         draw: Callable[[], float] = random.random,
     ) -> None:
         """``reference`` is how the reference is computed; None leaves its draft to ``drafts``. ``lossy_sampling`` lets
-        lossy parts serve requests with a temperature."""
+        lossy parts serve requests with a temperature. While a variant is not ``available`` the reference answers in its
+        place."""
         self.arms, self._columns = arms, tuple(columns)
         self._reference, self._drafts = reference, drafts or Drafts(())
-        self._lossy_sampling, self._draw = lossy_sampling, draw
+        self._lossy_sampling, self._available, self._draw = lossy_sampling, available, draw
         self._number = 0
         self._distrusted: deque[str] = deque()
 
@@ -120,7 +122,8 @@ class Dispatch:
         steps = steps_of(runtime.plan, self._columns)
         lossy = any(step.variant != REFERENCE for step in steps)
         lossy_off = lossy and not greedy and not self._lossy_sampling
-        if lossy_off or (lossy and request_class in runtime.stopped):
+        away = lossy and not all(self._available(step.variant) for step in steps)
+        if lossy_off or away or (lossy and request_class in runtime.stopped):
             steps = (VariantStep(REFERENCE),)
         reference, context = self._reference or DecodingRoute(), None
         if self._reference is None and steps[-1].variant == REFERENCE:

@@ -155,6 +155,7 @@ class SequenceProgress:
     ``tokens`` are new, the one that ends the answer included; empty while ``prompt_left`` tokens of the prompt are
     still to be read. ``ended``: an end token came, ``max_tokens`` are there or the context is full; nothing more will
     come. ``proposed`` tokens of a draft were verified in this step, ``accepted`` of them are among ``tokens``.
+    ``summed``: they are of several steps, perhaps of other sequences of the route too, as the engine knows no better.
     ``seconds`` is its part of the step's time, an even share of what was computed for several in one pass; 0 where it
     is not known. ``error`` is why this sequence cannot go on, empty otherwise: it has ended then, and the others have
     not.
@@ -166,6 +167,7 @@ class SequenceProgress:
     ended: bool = False
     proposed: int = 0
     accepted: int = 0
+    summed: bool = False
     error: str = ""
     seconds: float = 0.0
 
@@ -199,6 +201,10 @@ class NoRoomError(OfframpError):
     """The caches of what runs leave no room for a sequence; it fits once others have ended."""
 
 
+class AwayError(NoRoomError):
+    """What computes this variant is away, nobody knows for how long: requests do not wait for it, audits do."""
+
+
 class GenerationEngine(Protocol):
     """Computes. Sequences are independent: what one of them answers depends on no other."""
 
@@ -218,6 +224,19 @@ class GenerationEngine(Protocol):
         """From any thread."""
         ...
 
+    def fault(self) -> str:
+        """Why nothing can be computed for now, in one sentence; empty where it can. From any thread."""
+        ...
+
+    def available(self, variant: str) -> bool:
+        """Whether this variant can compute now; the reference can wherever there is no :meth:`fault`. From any
+        thread."""
+        ...
+
+    def wake(self) -> None:
+        """Somebody waits: a step that waits for another process returns. From any thread."""
+        ...
+
     def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: DecodingRoute) -> int:
         """A new sequence; computes nothing yet. The prompt has at least one token, and fits the context with one token
         of answer.
@@ -231,6 +250,8 @@ class GenerationEngine(Protocol):
         ------
         NoRoomError
             Its caches would pass the limit.
+        AwayError
+            The variant is not :meth:`available`.
         InvalidArgumentError
             The route names what the bundle does not have, or a token is outside the vocabulary.
         """

@@ -6,12 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
+from pathlib import Path
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_worker.bundle.task import declared_engine
 from offramp_worker.generate.doors.app import generation_app
 from offramp_worker.generate.doors.streams import Door, Hub
+from offramp_worker.generate.load import load_generation
 from offramp_worker.generate.seam import Loader
-from offramp_worker.generate.settings import GenerationSettings, generation_settings
+from offramp_worker.generate.settings import GenerationSettings, generation_settings, vllm_settings
+from offramp_worker.generate.vllm.load import load_vllm
 from offramp_worker.generate.worker import GenerationWorker
 from offramp_worker.http.admin import admin_app
 from offramp_worker.http.budget import ByteBudget
@@ -31,6 +35,13 @@ from offramp_worker.worker import ExecutorLostError
 
 WORDS_SECONDS = 3.0  # of the time for replies: in it streams that do not end are told why
 MAX_BODY_BYTES = 4 * 2**20
+
+
+def loader_of(folder: Path) -> Loader:
+    """What loads the bundle of a model that generates."""
+    if not declared_engine(folder):
+        return load_generation
+    return partial(load_vllm, settings=vllm_settings(os.environ))
 
 
 async def serve_generation(

@@ -16,16 +16,21 @@ all of it |
 | OFFRAMP_LOSSY_SAMPLING | 1: the plan's lossy parts answer requests with a temperature as well; default 0 |
 | OFFRAMP_ROUTE | how requests are computed, VARIANT or VARIANT+DRAFT:TOKENS, such as fp32+ngram:4; with a control plane
 the variant must be fp32; default: fp32, with the drafts that pay |
+| OFFRAMP_VLLM_PYTHON | for a bundle that vLLM computes: the Python of an environment that has vLLM; default: the
+worker's own |
+| OFFRAMP_VLLM_START_SECONDS | how long one configuration may take until it answers; default 1800 |
 | OFFRAMP_AUDIT_RATE | without a control plane: share of greedy requests that are audited; default 0 |
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.generation.losses import Output, answer_pattern
+from offramp_worker.generate.vllm.load import VllmSettings
 from offramp_worker.settings import integer_from, seconds_from, share_from
 
 MIB = 2**20
@@ -77,6 +82,15 @@ def generation_settings(env: Mapping[str, str]) -> GenerationSettings:
         lossy_sampling=integer_from(env, "OFFRAMP_LOSSY_SAMPLING", 0, low=0, high=1) == 1,
         route=route,
         audit_rate=rate,
+    )
+
+
+def vllm_settings(env: Mapping[str, str]) -> VllmSettings:
+    """Parse the environment; errors as :func:`generation_settings` has them."""
+    return VllmSettings(
+        python=env.get("OFFRAMP_VLLM_PYTHON", "") or sys.executable,
+        running=integer_from(env, "OFFRAMP_RUNNING", 8, low=1, high=1024),
+        start_seconds=seconds_from(env, "OFFRAMP_VLLM_START_SECONDS") or 1800.0,
     )
 
 

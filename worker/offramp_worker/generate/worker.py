@@ -145,6 +145,7 @@ class GenerationWorker:
             reference=route if own.route else None,
             drafts=Drafts(draft_settings(bundle), draft_ratios(bundle)),
             lossy_sampling=own.lossy_sampling,
+            available=loaded.engine.available,
         )
         self.accounts.distrust = dispatch.distrust
         pattern = answer_pattern(own.answer_pattern) if own.answer_pattern else None
@@ -198,7 +199,7 @@ class GenerationWorker:
     @property
     def failing(self) -> str:
         """Why a worker that has served takes no requests for now. Empty for any other."""
-        return self.desk.vitals.trouble if self.phase == "serving" and self.desk is not None else ""
+        return self.desk.vitals.refuses if self.phase == "serving" and self.desk is not None else ""
 
     @property
     def reason(self) -> str:

@@ -103,6 +103,15 @@ class LlamaEngine:
 
     # --- the engine's thread --------------------------------------------------------------------------
 
+    def fault(self) -> str:
+        return ""
+
+    def available(self, variant: str) -> bool:
+        return variant in self._decoders
+
+    def wake(self) -> None:
+        """No step waits."""
+
     def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: DecodingRoute) -> int:
         self._check_request(prompt, max_tokens, route)
         total = min(self.bundle.context_length, len(prompt) + max_tokens)

@@ -14,4 +14,5 @@ report.py       what `offramp prepare --task generate` found
 rounding.py     matrices in few bits: blocks of weights with a scale and a zero point each
 sources.py      from `--model` to a checkpoint, whichever format it has
 writing.py      writes a bundle for generation
+vllm.py         `offramp prepare --task generate --vllm FILE`
 """

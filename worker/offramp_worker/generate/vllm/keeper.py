@@ -1,0 +1,52 @@
+"""The parent of one process of vLLM's: ends it, and all that it started, when the worker is gone.
+
+Run as a program with vLLM's command line. Its standard input is a pipe whose other end the worker holds and never
+writes to: it ends with the worker, however that ends. Needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+PR_SET_PDEATHSIG = 1
+PATIENCE_SECONDS = 10.0  # between asking it to end and ending it
+
+
+def main() -> int:
+    """Start, and wait; vLLM's exit code."""
+    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_with_parent)  # noqa: PLW1509 - one thread yet
+
+    def end() -> None:
+        # Nothing is ever written there; not buffered, as this thread is never joined.
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        _signal(child.pid, signal.SIGTERM)
+        try:
+            child.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            _signal(child.pid, signal.SIGKILL)
+
+    threading.Thread(target=end, daemon=True).start()
+    code = child.wait()
+    _signal(child.pid, signal.SIGKILL)  # what it started and left behind
+    return code if code >= 0 else 128 - code
+
+
+def _with_parent() -> None:
+    """In the child: end when this keeper is killed. It has one thread yet, so forking is safe."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
