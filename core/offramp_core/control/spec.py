@@ -654,6 +654,7 @@ def _tiers(objective: _Reader, output: Judged, *, most: float) -> tuple[TierObje
 
 
 def _execution(spec: _Reader, objective: Mapping[str, Any]) -> Execution:
+    """Results-only execution spares nothing, so no budget for overload goes with it."""
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
     if objective["overload"] is not None and execution == "ResultsOnly":
         raise InvalidSpecError(

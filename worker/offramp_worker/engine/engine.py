@@ -359,7 +359,7 @@ class Engine:
     def _drawn(self, batch: Batch, active: Active, number: int) -> tuple[Runtime, bool]:
         """What batch ``number`` runs under, and whether it is one of those that are compared with the holdback.
 
-        Every batch of the stable plan could have been held back but those with a deadline to keep and of overload.
+        Every batch of the stable plan could have been held back but those with a deadline to keep or under overload.
         """
         runtime = self.arms.drawn(active, number)
         if self._forwarding is not None:  # how long a batch takes there is no matter of exits alone

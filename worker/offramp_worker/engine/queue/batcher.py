@@ -225,7 +225,7 @@ class Batcher:
 
     def ended(self, batch: Batch, *, eased: bool = False) -> None:
         """A batch has run: learn from how long it took, and from how long the engine was kept from the next one in
-        all; of an ``eased`` one nothing of everybody's plan."""
+        all. An ``eased`` one teaches nothing about everybody's plan."""
         with self._changed:
             now, rows = self._clock(), len(batch)
             began = max(batch.taken, self._last_end)
@@ -256,8 +256,8 @@ class Batcher:
             return
         ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
         seen = self._foreseen(pace, ahead=ahead, rows=rows, now=now)
-        relief, door = self._relief, self._door
-        if relief.offered and relief.asked(door, seen, rows=rows, batch_rows=batch_rows, now=now):
+        relief = self._relief
+        if relief.offered and relief.asked(self._door, seen, rows=rows, batch_rows=batch_rows, now=now):
             seen = self._foreseen(relief.pace, ahead=ahead, rows=rows, now=now)
         _check_timeout(seen, timeout)
         if self._objective is None:
@@ -369,7 +369,7 @@ class Batcher:
         self._given_up.append(ticket)
 
     def _cut(self, lane: _Lane, tickets: Sequence[Ticket], rows: int, now: float) -> Batch:
-        parts, owners, finished = _begun(tickets, rows)
+        parts, owners, finished = _begin(tickets, rows)
         lane.drop(finished)
         lane.rows -= len(owners)
         self._rows -= len(owners)
@@ -379,8 +379,8 @@ class Batcher:
         return batch
 
 
-def _begun(tickets: Sequence[Ticket], rows: int) -> tuple[list[Array], list[tuple[Ticket, int]], list[Ticket]]:
-    """The first ``rows`` of some requests begin: what they are, whose, and which requests have no more."""
+def _begin(tickets: Sequence[Ticket], rows: int) -> tuple[list[Array], list[tuple[Ticket, int]], list[Ticket]]:
+    """Begin the first ``rows`` rows of some requests; what they are, whose, and the requests that have no more."""
     parts: list[Array] = []
     owners: list[tuple[Ticket, int]] = []
     finished: list[Ticket] = []
@@ -400,6 +400,7 @@ def _begun(tickets: Sequence[Ticket], rows: int) -> tuple[list[Array], list[tupl
 
 
 def _check_timeout(seen: Forecast, timeout: float | None) -> None:
+    """Raise where an answer would come after the request's own timeout."""
     if timeout is None:
         return
     if seen.own > timeout:
