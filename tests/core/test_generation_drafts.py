@@ -14,7 +14,7 @@ from seeds import seeds  # type: ignore[import-not-found]
 
 from offramp_core.generation.classes import HALVED_AFTER, KEPT_CLASSES, KNOWN_AFTER, NEW_NAMES, Classes
 from offramp_core.generation.drafts import Context, Drafts, load_class
-from offramp_core.generation.levels import FIRST_TRIALS, NONE, Setting
+from offramp_core.generation.levels import FIRST_TRIALS, MOST_CHARGED, NONE, Book, Level, Setting
 
 GOOD, BAD = Setting("exit-8", 4), Setting("ngram", 8)
 SEVERAL = tuple(Setting(draft, n) for draft in ("int4", "int8", "ngram") for n in (2, 3, 4))
@@ -143,6 +143,49 @@ def test_a_draft_is_off_within_fifty_requests_of_content_that_it_cannot_foresee(
     traffic.serve(50, {NONE: 1.0, GOOD: 1.4})
     traffic.serve(100, {NONE: 1.0, GOOD: 1.4})
     assert traffic.share(GOOD, last=100) < 0.1
+
+
+@pytest.mark.parametrize("load", [8, 32])
+@pytest.mark.parametrize("known", ["to others", "here"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_draft_that_loses_gives_way_to_none_however_many_are_computed_together(
+    load: int, known: str, others: int
+) -> None:
+    """A run of none seems to cost more than can be saved up, and another draft's turns cost something as well."""
+    settings = (GOOD, BAD)[: 1 + others]
+    traffic, context = Traffic(Drafts(settings)), Context("" if known == "here" else "code", load)
+    traffic.serve(1000, {NONE: 1.0, GOOD: 0.6, BAD: 1.3}, context=Context("", load))
+    assert traffic.share(GOOD, last=100) > 0.7
+    traffic.serve(5000, {NONE: 0.4, GOOD: 0.5, BAD: 1.1}, context=context)
+    assert traffic.drafts.serving()[context] == NONE
+
+
+@pytest.mark.parametrize("load", [8, 32])
+def test_runs_of_none_cost_no_more_than_the_allowance_where_a_draft_goes_on_paying(load: int) -> None:
+    traffic, paces = Traffic(Drafts((GOOD,))), {NONE: 1.0, GOOD: 0.6}
+    traffic.serve(1000, paces, context=Context("", load))
+    traffic.chosen.clear()
+    traffic.serve(20_000, paces, context=Context("", load))
+    assert 0 < traffic.share(NONE, last=20_000) * (1.0 - 0.6) / 0.6 < 0.015
+
+
+def test_a_line_of_requests_of_a_new_class_tries_little_that_only_others_know() -> None:
+    traffic, code, line = Traffic(Drafts((GOOD,))), Context("code", 1), 200
+    traffic.serve(300, {NONE: 1.0, GOOD: 0.975})
+    drafts, draws = traffic.drafts, traffic.random.random(line)
+    for _ in range(KNOWN_AFTER):
+        drafts.choose(code, draw=0.99)
+    drafts.observe(code, NONE, seconds=30, tokens=30, beside=1)
+    chosen = [drafts.choose(code, draw=float(draw), ahead=i) for i, draw in enumerate(draws)]
+    assert 0 < chosen.count(GOOD) <= 2 * math.log2(line)
+
+
+def test_surprises_together_leave_no_more_debt_than_one_trial_may() -> None:
+    book = Book({NONE: Level(), GOOD: Level()})
+    book.add(NONE, 0.0, 30, expected=0.0)
+    for _ in range(50):
+        book.add(GOOD, math.log(9.0), 30, expected=0.0)
+    assert book.allowance == -MOST_CHARGED
 
 
 @pytest.mark.parametrize("seed", seeds(10))

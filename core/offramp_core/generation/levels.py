@@ -43,12 +43,14 @@ class Level:
     mean: float = 0.0
     variance: float = 0.0
     tokens: float = 0.0  # of a request, on average
+    own: int = 0  # of the requests, those of this context
 
     def add(self, value: float, tokens: float) -> None:
         """A request of so many tokens took so much for each."""
         if self.n >= FIRST_TRIALS:
             value = min(max(value, self.mean - MOST_SURPRISE), self.mean + MOST_SURPRISE)
         self.n += 1
+        self.own += 1
         weight = max(WEIGHT, 1 / self.n)
         before = value - self.mean
         self.tokens += weight * (tokens - self.tokens)
@@ -57,7 +59,7 @@ class Level:
 
     def prior(self, most: int) -> Level:
         """As another context begins with it: worth so many of its own requests at most."""
-        return replace(self, n=min(self.n, most))
+        return replace(self, n=min(self.n, most), own=0)
 
     @property
     def doubt(self) -> float:
@@ -109,9 +111,11 @@ class Book:
 
     def spend(self, tried: Setting, expected: float, *, open_for: int, many: int = 1) -> bool:
         """Whether so many trials in a row can be afforded, which are paid for then; one may be open for so many further
-        requests."""
-        cost, unknown = many * self._cost(expected), not self.levels[tried].n
-        if self.allowance < cost or (unknown and self.quiet):
+        requests. What costs more than can be saved up begins with all of that, and leaves a debt."""
+        cost, unknown = many * self._cost(expected), not self.levels[tried].own
+        if self.allowance < min(cost, MOST_CHARGED) or (unknown and self.quiet):
+            if tried == NONE:
+                self.turn -= 1  # it waits until it can be paid: the others' turns would spend what it needs
             return False
         self.allowance -= cost
         if unknown:
@@ -119,10 +123,12 @@ class Book:
         return True
 
     def add(self, setting: Setting, value: float, tokens: float, *, expected: float) -> None:
-        """A request took so much for each of its tokens; of a trial the difference to what was paid is settled."""
+        """A request took so much for each of its tokens; of a trial the difference to what was paid is settled.
+        Surprises together leave no more debt than one trial may."""
         if setting != self.serves and self.levels[self.serves].n:
             took = min(math.expm1(min(value - self.levels[self.serves].mean, 20.0)), MOST_CHARGED)
-            self.allowance = min(MOST_CHARGED, self.allowance - took + self._cost(expected))
+            settled = min(MOST_CHARGED, self.allowance - took + self._cost(expected))
+            self.allowance = max(settled, min(self.allowance, -MOST_CHARGED))
         self.levels[setting].add(value, tokens)
 
     def fail(self, setting: Setting, *, expected: float) -> None:
@@ -132,8 +138,8 @@ class Book:
 
     def forget_all_but(self, *kept: Setting) -> None:
         """What is known of the other settings was measured under circumstances that have passed, and what was saved up
-        was saved under them."""
-        self.allowance = min(self.allowance, 0.0)
+        was saved under them, as most of a debt was made."""
+        self.allowance = max(-MOST_CHARGED, min(self.allowance, 0.0))
         for setting in self.levels.keys() - set(kept):
             self.levels[setting] = Level()
 
