@@ -236,20 +236,25 @@ def accepted(world: World, kind: Kind, plan: Plan, rng: np.random.Generator) -> 
     where they accept it."""
     records, quiet = _quiet_and_canary(world, kind, rng)
     wrong = np.cumsum(_wrong(world, records.take(slice(quiet, None)), plan))
-    known, unclear = 0.0, 0
+    known, signs, unclear = 0.0, 0.0, 0
     for n in range(STEP, CANARY_AUDITS + 1, STEP):
-        given = _gate_input(n, int(wrong[n - 1]), clustering=known)
+        given = _gate_input(n, int(wrong[n - 1]), clustering=known, signs=signs)
         rejects, accepts = accuracy(given).state == "Rejected", acceptance(given).state == "Clear"
         if not rejects and (not accepts or n < UNCLEAR_PAUSE * unclear):
             continue
         newest = records.take(slice(max(0, quiet + n - KEPT_RECORDS), quiet + n))
-        seen = measured_clustering(newest, known=known, budget=BUDGET, wary=not rejects)
+        seen = measured_clustering(newest, known=known, budget=BUDGET, wary=False)
+        if seen is not None and seen > known:
+            known = seen
+            continue
+        if not rejects and seen is not None:
+            seen = measured_clustering(newest, known=max(known, signs), budget=BUDGET, wary=True)
         if seen is None and not rejects:
             unclear = n
-        elif seen is None or seen <= known:
+        elif seen is None or seen <= max(known, signs):
             return Seen(not rejects, True, n)
         else:
-            known = seen
+            signs = seen
     return Seen(False, False, CANARY_AUDITS)
 
 
@@ -273,7 +278,7 @@ def _quiet_and_canary(world: World, kind: Kind, rng: np.random.Generator) -> tup
     return records, len(parts[0][0])
 
 
-def _gate_input(n: int, k: int, *, clustering: float) -> GateInput:
+def _gate_input(n: int, k: int, *, clustering: float, signs: float) -> GateInput:
     return GateInput(
         BothArms(ArmTally(audited=n, disagreements=k)),
         50,
@@ -285,6 +290,7 @@ def _gate_input(n: int, k: int, *, clustering: float) -> GateInput:
         attempt=Counts(n, k),
         acceptance_level=allowance(DELTA, 1),
         design_effect=worth_one(replace(TuningStatus(), clustering=clustering), rate=1.0),
+        acceptance_effect=worth_one(replace(TuningStatus(), clustering=signs), rate=1.0),
     )
 
 

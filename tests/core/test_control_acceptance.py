@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from fleet import BACKBONE, MANIFEST, RAMP_SET, RAMPS, Fleet, pool  # type: ignore[import-not-found]
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import binom
 
 from offramp_core.certify import allowance
@@ -17,6 +20,7 @@ from offramp_core.control.rollouts.gates import GateInput, acceptance
 from offramp_core.control.rollouts.rollout import acceptance_level, begun_anew, is_certified
 from offramp_core.control.stable import audit
 from offramp_core.control.tuning import tuner
+from offramp_core.evidence.exposure import audits_to_earn
 from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
 from offramp_core.tuning import Undecided
@@ -171,9 +175,11 @@ def test_an_older_acceptance_is_still_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("threshold", "verdict", "wary"), [(WITHIN, "Accepted", True), ("0.2", "Rejected", False)])
+@pytest.mark.parametrize(
+    ("threshold", "verdict", "wary"), [(WITHIN, "Accepted", {False, True}), ("0.2", "Rejected", {False})]
+)
 def test_every_sign_of_scenes_is_followed_before_a_plan_is_accepted_and_not_before_it_is_rejected(
-    threshold: str, verdict: str, wary: bool, monkeypatch: pytest.MonkeyPatch
+    threshold: str, verdict: str, wary: set[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
 
@@ -185,7 +191,51 @@ def test_every_sign_of_scenes_is_followed_before_a_plan_is_accepted_and_not_befo
     monkeypatch.setattr(tuner, "check_pin", lambda *_, **__: Undecided(0, 1))  # records alone refuse a reckless one
     fleet = tried(threshold, fleet=Fleet(CONFUSED, {**MANIFEST, "ramps": pin(threshold)}))
     fleet.run(lambda f: f.status.pin.verdict == verdict, limit=150)
-    assert asked and set(asked) == {wary}
+    assert set(asked) == wary
+
+
+def test_signs_of_scenes_hold_acceptance_up_with_advice_and_make_nothing_else_count_differently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """168.5: what an honest day and night look like to the wary."""
+    monkeypatch.setattr(
+        attempts, "measured_clustering", lambda *_, known, budget, wary: max(known, 168.5 if wary else 0.5)
+    )
+    fleet = tried(WITHIN)
+    fleet.run(lambda f: last(f).status.acceptance_clustering > 0, limit=400)
+    for _ in range(3):
+        fleet.step()
+    status, tuning = last(fleet).status, fleet.status.tuning
+    assert status.acceptance_clustering == 168.5
+    assert tuning.clustering == 0.5, "detectors, certificates and rejections go by it"
+    effect = audit.worth_one(replace(tuning, clustering=168.5), rate=status.audit_rate)
+    told, (n, k) = gate(fleet), status.audited
+    assert (told.state, fleet.status.pin.verdict) == ("Undecided", "")
+    assert f"{effect:.1f} audits are worth one" in told.message
+    needed = audits_to_earn(n, k, budget=0.02, log_limit=told.log_limit, design_effect=effect)
+    assert needed > n and f"about {needed - n:,} more audits" in told.message
+    assert "parameters.stream" in told.message and "mode: Auto" in told.message
+
+
+@given(n=st.integers(1, 5000), share=st.floats(0, 0.01), effect=st.floats(1, 200))
+def test_so_many_audits_like_those_seen_earn_a_plan_its_place(n: int, share: float, effect: float) -> None:
+    k, level = int(n * share), allowance(0.05, 1)
+    needed = audits_to_earn(n, k, budget=0.02, log_limit=-np.log(level), design_effect=effect)
+    seen = Counts(needed, math.ceil(needed * k / n))
+    gate = GateInput(
+        BothArms(),
+        50,
+        0.02,
+        0.9,
+        1,
+        0,
+        certified=False,
+        attempt=seen,
+        acceptance_level=level,
+        level=level,
+        acceptance_effect=effect,
+    )
+    assert acceptance(gate).state == "Clear"
 
 
 class TestScenes:

@@ -203,7 +203,8 @@ class RolloutStatus:
     rollback window spares the first steps. ``watch`` is the restarting detector over the canary's audits.
     ``gate_level`` is the share of errors that each gate of this step may make, ``level_spent`` that of the steps
     before. ``acceptance_test`` is the number of the test by which an uncertified plan earns its place, among all tests
-    of the service; ``lapsed`` are the audits (n, k) of times at whose end the canary's lease had lapsed.
+    of the service; ``acceptance_clustering`` is the most that any sign of scenes has shown, by which that test alone
+    counts. ``lapsed`` are the audits (n, k) of times at whose end the canary's lease had lapsed.
     """
 
     phase: Phase = "Pending"
@@ -227,6 +228,7 @@ class RolloutStatus:
     gate_level: float = 0.0
     level_spent: float = 0.0
     acceptance_test: int = 0
+    acceptance_clustering: float = 0.0
     lapsed: Counts = field(default_factory=Counts)
     restarts: dict[str, int] = field(default_factory=dict)
     renewals: int = 0

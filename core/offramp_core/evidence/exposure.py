@@ -72,6 +72,34 @@ def audits_needed(
     return harmful_exposure(budget, min(harmful, (1 + budget) / 2), alpha, power, grid=grid)
 
 
+def audits_to_earn(n: int, k: int, *, budget: float, log_limit: float, design_effect: float) -> int:
+    """Audits, those ``n`` included, after which a plan of which as many disagree as ``k`` of these has shown that it is
+    below its budget; 0 where it would take more than :data:`LARGEST_EXPOSURE`.
+
+    Examples
+    --------
+    >>> audits_to_earn(300, 3, budget=0.02, log_limit=3.0, design_effect=10.0)
+    13244
+    """
+    check_rate("budget", budget)
+    grid = alternatives(budget, "less")
+
+    def earned(audits: int) -> bool:
+        wrong = math.ceil(audits * k / max(n, 1))
+        return log_average_ratio(wrong, audits, p0=budget, grid=grid, design_effect=design_effect) >= log_limit
+
+    high = max(n, 1)
+    while not earned(high):
+        high *= 2
+        if high >= LARGEST_EXPOSURE:
+            return 0
+    low = n
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if earned(middle) else (middle, high)
+    return high
+
+
 def judged_batches_needed(
     stable: Iterable[Judged],
     *,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from offramp_core.control.objects import BothArms, GateState, GateStatus, TierTally
 from offramp_core.evidence import detector
-from offramp_core.evidence.exposure import audits_needed, reached
+from offramp_core.evidence.exposure import audits_needed, audits_to_earn, reached
 from offramp_core.evidence.one_arm import Counts, alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.evidence.words import e_value
@@ -32,6 +32,8 @@ HARM_FACTORS = (2.0, 3.0, 5.0)
 POWER = 0.95
 # Audits between false alarms of the detector over a canary at its budget; the workers' own has the same.
 WATCH_RUN_LENGTH = 1_000_000.0
+# What to do where requests resemble each other too much for a canary to accept a plan.
+WARY_ADVICE = "name the sources of requests (parameters.stream) and pin it anew, or let ramps.mode: Auto certify a plan"
 FAILING = 0.001  # of batches, that may fail by a model's own fault; where a stable arm serves it tells better
 
 
@@ -43,8 +45,8 @@ class GateInput:
     budget. ``level`` is what was frozen when the step began (0: an even share), and ``slow_excluded`` the least
     slowdown that ``slow_needed`` judged batches exclude. ``watch`` is the detector over all audits of the canary so
     far, ``attempt`` their counts in all steps, this one included (None: there is no other), and ``acceptance_level``
-    what the test may spend that accepts a plan by them. ``design_effect`` audits are worth one. ``tiers`` are the
-    budgets of those that take exits in the canary, by name.
+    what the test may spend that accepts a plan by them. ``design_effect`` audits are worth one, in that test
+    ``acceptance_effect`` if these are more. ``tiers`` are the budgets of those that take exits in the canary, by name.
     """
 
     tally: BothArms
@@ -61,6 +63,7 @@ class GateInput:
     attempt: Counts | None = None
     acceptance_level: float = 1.0
     design_effect: float = 1.0
+    acceptance_effect: float = 1.0
     tiers: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -389,9 +392,22 @@ def _acceptance(given: GateInput) -> Evidence | str:
         return "the plan is certified"
     arm = given.tally.canary
     seen = given.attempt or Counts(arm.audited, arm.disagreements)
-    evidence = log_e_value(seen.k, seen.n, p0=given.budget, alternative="less", design_effect=given.design_effect)
+    effect = max(given.design_effect, given.acceptance_effect)
+    evidence = log_e_value(seen.k, seen.n, p0=given.budget, alternative="less", design_effect=effect)
     limit = max(given.log_limit, -math.log(min(given.acceptance_level, 1 - given.accuracy_confidence)))
     return Evidence(seen.n, seen.k, given.budget, evidence, limit)
+
+
+def _held(reading: GateStatus, given: GateInput) -> str:
+    """How long signs of scenes will hold the plan up, and what to do; empty where they do not."""
+    effect = given.acceptance_effect
+    if reading.state != "Undecided" or effect <= given.design_effect:
+        return ""
+    n, k, limit = reading.n, reading.k, reading.log_limit
+    needed = audits_to_earn(n, k, budget=reading.bound, log_limit=limit, design_effect=effect)
+    more = f"about {needed - n:,} more audits like these are needed" if needed else "audits like these will not do"
+    what = "mistakes come together, in scenes or by the hour, so that"
+    return f"{what} {effect:.1f} audits are worth one: {more}; {WARY_ADVICE}"
 
 
 acceptance = Gate(
@@ -406,6 +422,7 @@ acceptance = Gate(
     ),
     reads_audits=True,
     proves=True,
+    remark=_held,
 )
 
 

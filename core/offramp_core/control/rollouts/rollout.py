@@ -27,7 +27,15 @@ from offramp_core.control.objects import (
     Service,
     StepRecord,
 )
-from offramp_core.control.rollouts.gates import GateInput, decided_by_audits, gate_level, proves, read_gates, rejection
+from offramp_core.control.rollouts.gates import (
+    WARY_ADVICE,
+    GateInput,
+    decided_by_audits,
+    gate_level,
+    proves,
+    read_gates,
+    rejection,
+)
 from offramp_core.control.rollouts.slowness import slowness_basis
 from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
@@ -66,8 +74,8 @@ class RolloutView:
     test would have which began now. ``fallen`` are workers that are not ready: they serve nobody, but may have died of
     the canary. ``withdrawn`` is how the attempt ended by a pass that took the canary away and could not store that.
     ``clustering`` measures on the newest records how much requests resemble each other (:func:`.audit.clustering`;
-    None: nobody can say); it is asked only when an uncertified plan is about to be accepted, which is when it must
-    follow every sign, or rejected.
+    None: nobody can say), following every sign of it where its argument says so; it is asked only when an uncertified
+    plan is about to be accepted or rejected.
     """
 
     rollout: Rollout
@@ -175,10 +183,7 @@ class Change:
 
 Rule = Callable[[RolloutView], Change | None]
 
-UNCLEAR = (
-    "mistakes come together over so many requests that nobody can say what an audit is worth; name the streams "
-    "they come from"
-)
+UNCLEAR = f"mistakes come together over so many requests that nobody can say what an audit is worth; {WARY_ADVICE}"
 
 
 def advance(view: RolloutView) -> Change:
@@ -215,6 +220,7 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             attempt=Counts(*view.status.audited),
             acceptance_level=acceptance_level(view.status, view.service),
             design_effect=_worth_one(view),
+            acceptance_effect=_worth_one(view, view.status.acceptance_clustering),
             tiers={t.name: t.max_disagreement for t in spec.menu if t.name in tiers_served(view.to, view.service)},
         )
     )
@@ -224,29 +230,45 @@ def _judged(view: RolloutView) -> tuple[RolloutStatus, float | None]:
     """The status with its gates read, and the clustering that was measured for it.
 
     No tuning may ever have measured what a label is worth where a plan is pinned: before audits decide about it, the
-    records that came with them tell.
+    records that came with them tell. What follows every sign of scenes is for the gate alone that accepts it: by such a
+    measure detectors and rejections would notice harm late.
     """
     status = replace(view.status, gates=gate_readings(view))
     if view.certified or not any(map(decided_by_audits, status.gates)):
         return status, None
-    earned = any(proves(g.name) and decided_by_audits(g) for g in status.gates)
-    clustering, tuning = view.clustering(earned), view.service.status.tuning
+    clustering, tuning = view.clustering(False), view.service.status.tuning
     if clustering is None:
-        doubted = (replace(g, state="Undecided", message=UNCLEAR) if proves(g.name) else g for g in status.gates)
-        return replace(status, gates=tuple(doubted)), None
-    if clustering <= tuning.clustering:
+        return _doubted(status), None
+    if clustering > tuning.clustering:
+        known = replace(view.service.status, tuning=replace(tuning, clustering=clustering))
+        view = replace(view, service=replace(view.service, status=known))
+        arm = view.ledger.total.canary
+        status = replace(status, watch=_updated(detector.init(), view, n=arm.audited, k=arm.disagreements))
+        status = _read(view, status)
+    if not any(proves(g.name) and decided_by_audits(g) for g in status.gates):
         return status, clustering
-    known = replace(view.service.status, tuning=replace(tuning, clustering=clustering))
-    view = replace(view, service=replace(view.service, status=known))
-    arm = view.ledger.total.canary
-    status = replace(status, watch=_updated(detector.init(), view, n=arm.audited, k=arm.disagreements))
-    judged = replace(view, rollout=replace(view.rollout, status=status))
-    return replace(status, gates=gate_readings(judged)), clustering
+    wary = view.clustering(True)
+    if wary is None:
+        return _doubted(status), clustering
+    wary = max(wary, status.acceptance_clustering)
+    return _read(view, replace(status, acceptance_clustering=wary)), clustering
 
 
-def _worth_one(view: RolloutView) -> float:
-    """So many audits of the canary are worth one in this step."""
-    return worth_one(view.service.status.tuning, rate=view.status.audit_rate)
+def _read(view: RolloutView, status: RolloutStatus) -> RolloutStatus:
+    return replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
+
+
+def _doubted(status: RolloutStatus) -> RolloutStatus:
+    """Nobody can say what an audit is worth, so none accepts a plan."""
+    gates = (replace(g, state="Undecided", message=UNCLEAR) if proves(g.name) else g for g in status.gates)
+    return replace(status, gates=tuple(gates))
+
+
+def _worth_one(view: RolloutView, clustering: float = 0.0) -> float:
+    """So many audits of the canary are worth one in this step, if requests resemble each other at least by
+    ``clustering``."""
+    tuning = view.service.status.tuning
+    return worth_one(replace(tuning, clustering=max(tuning.clustering, clustering)), rate=view.status.audit_rate)
 
 
 # --- rules: reasons to stop ------------------------------------------------------------------------
