@@ -1,7 +1,8 @@
 """When a worker answers by its thresholds for overload: a pure value of its own queue and of what batches took here.
 
-It begins when a request would have to wait nearly as long as the door admits, so before anybody is refused, and no
-operator has to hear of it first. While it lasts, the queue empties faster than requests come; an empty queue therefore
+It begins when a request that may have the larger budget would itself have to wait nearly as long as the door admits, so
+before it is refused, and no operator has to hear of it first. It is for requests no more urgent than those that had to
+wait. While it lasts, the queue empties faster than requests come; an empty queue therefore
 says nothing. It ends when the work that comes would leave everybody's plan room to spare, by what batches of that plan
 took, and the queue is short. What they took may be out of date: after :data:`LONGEST_SECONDS` everybody's plan is tried
 anew.
@@ -33,6 +34,8 @@ class Overload:
     #: Engine seconds of everybody's plan that the requests of the last second or so would take, at the time ``at``.
     work: float = 0.0
     at: float = 0.0
+    #: The most urgent priority that had to wait; lower numbers are more urgent.
+    priority: int = 1
 
     def came(self, seconds: float, *, now: float) -> Overload:
         """A request came that everybody's plan would take so long for."""
@@ -42,13 +45,19 @@ class Overload:
         """Share of the engine's time that what comes would take under everybody's plan; above 1 it cannot."""
         return self.work / MEMORY_SECONDS * math.exp(-max(0.0, now - self.at) / MEMORY_SECONDS)
 
-    def judged(self, *, wait: float, room: float, now: float) -> Overload:
-        """After a look at the queue: a request would ``wait`` so long by the worst case of everybody's plan, of the
-        ``room`` that the door gives it."""
+    def asked(self, *, wait: float, room: float, priority: int, now: float) -> Overload:
+        """A request that may have the larger budget would ``wait`` so long by the worst case of everybody's plan, of
+        the ``room`` that the door gives an ordinary one; where that is none, any wait is too long."""
+        if wait <= 0 or wait < NEARLY * room:
+            return self
         if not self.on:
-            return replace(self, on=True, since=now) if wait >= NEARLY * room > 0 else self
+            return replace(self, on=True, since=now, priority=priority)
+        return replace(self, priority=min(self.priority, priority))
+
+    def judged(self, *, wait: float, room: float, now: float) -> Overload:
+        """After a look at the queue: a request of its ``priority`` would ``wait`` so long of the same ``room``."""
         lasted = now - self.since
-        if lasted < LEAST_SECONDS or wait >= SHORT * room:
+        if not self.on or lasted < LEAST_SECONDS or (wait > 0 and wait >= SHORT * room):
             return self
         if self.load(now) >= SPARE_LOAD and lasted < LONGEST_SECONDS:
             return self

@@ -39,7 +39,7 @@ def manifest(overload: Any = LOOSE, **fields: Any) -> dict[str, Any]:
 # --- when ------------------------------------------------------------------------------------------
 
 seconds = st.floats(0, 10, allow_nan=False)
-looks = st.tuples(st.sampled_from(["came", "judged"]), seconds, st.floats(0.001, 1), st.floats(0, 5))
+looks = st.tuples(st.sampled_from(["came", "asked", "judged"]), seconds, st.floats(0, 1), st.floats(0, 5))
 
 
 @given(st.lists(looks, max_size=60))
@@ -52,18 +52,23 @@ def test_it_begins_only_where_requests_are_nearly_refused_and_lasts_a_while(even
             overload = overload.came(amount, now=now)
             assert overload.on == before.on
             continue
-        overload = overload.judged(wait=amount, room=room, now=now)
+        if kind == "asked":
+            overload = overload.asked(wait=amount, room=room, priority=2, now=now)
+            assert overload.on or not before.on
+        else:
+            overload = overload.judged(wait=amount, room=room, now=now)
+            assert before.on or not overload.on
         if overload.on and not before.on:
-            assert amount >= NEARLY * room
+            assert amount >= NEARLY * room and amount > 0
         if before.on and not overload.on:
-            assert amount < SHORT * room and now - before.since >= LEAST_SECONDS
+            assert (amount < SHORT * room or amount == 0) and now - before.since >= LEAST_SECONDS
             assert before.load(now) < SPARE_LOAD or now - before.since >= LONGEST_SECONDS
         if overload.on != before.on:
             assert overload.since == now
 
 
 def test_an_empty_queue_does_not_end_it_while_as_much_comes_and_after_a_while_everybodys_plan_is_tried() -> None:
-    overload, ended = Overload(PACE).judged(wait=1.0, room=1.0, now=0.0), None
+    overload, ended = Overload(PACE).asked(wait=1.0, room=1.0, priority=1, now=0.0), None
     for step in range(1, 4000):
         now = step * 0.01
         overload = overload.came(0.02, now=now).judged(wait=0.0, room=1.0, now=now)
@@ -89,6 +94,8 @@ class Worker:
     off, nine tenths of it under everybody's plan, a quarter of it under overload."""
 
     may_ease: bool
+    #: Of all these times.
+    scale: float = 1.0
     now: float = 0.0
     refused: int = 0
     #: When each request came, and what it waited for its answer; of those under overload apart.
@@ -99,7 +106,7 @@ class Worker:
     def serve(self, arrivals: list[float], *, objective: float) -> None:
         batcher = Batcher(
             policy=OfframpBatching(),
-            door=QueueAdmission(objective, replace(PACE, least=1.0)),
+            door=QueueAdmission(objective, Pace(tuple(self.scale * s for s in PACE.profile_seconds))),
             max_rows=10_000,
             clock=lambda: self.now,
             may_ease=lambda: self.may_ease,
@@ -124,7 +131,7 @@ class Worker:
             if batch.overload != was_on:
                 self.switches.append(self.now)
                 was_on = batch.overload
-            self.now += len(batch) * (0.0025 if batch.overload else 0.009)
+            self.now += self.scale * len(batch) * (0.0025 if batch.overload else 0.009)
             batcher.ended(batch, eased=batch.overload)
             (self.eased if batch.overload else self.usual).extend(
                 (t.admitted, self.now - t.admitted) for t, _ in batch.owners
@@ -155,6 +162,76 @@ def test_a_burst_of_four_times_is_answered_within_a_second_of_its_beginning_and_
     assert 10 < worker.switches[0] < 11 and came.min() > 9.5
     assert worker.switches[-1] < 22.5 and len(worker.switches) <= 4
     assert np.mean((came > 10) & (came < 20)) > 0.9
+
+
+# --- what begins it, by the worker's own queue -----------------------------------------------------
+
+
+class Turned:
+    """The worker's own queue, a request of a row taking so many seconds, in time that the test turns."""
+
+    def __init__(self, *, row_seconds: float, objective: float) -> None:
+        self.now, self.row_seconds = 0.0, row_seconds
+        pace = Pace(tuple(row_seconds * n for n in range(33)))
+        door = QueueAdmission(objective, pace, credit=0.0)
+        policy, may_ease = OfframpBatching(), lambda: True
+        self.batcher = Batcher(policy=policy, door=door, max_rows=10_000, clock=lambda: self.now, may_ease=may_ease)
+
+    def put(self, *, rows: int = 1, never_exit: bool = False, **asked: Any) -> bool:
+        """Whether a request is taken."""
+        x, task = np.zeros((rows, 2), dtype=np.float32), task_of(None, width=2)
+        ticket = new_ticket(x, never_exit=never_exit, task=task, now=self.now, wall_time=0.0, draw=lambda: 1.0, **asked)
+        try:
+            self.batcher.put(ticket)
+        except OverloadedError:
+            return False
+        return True
+
+    @property
+    def on(self) -> bool:
+        return self.batcher.overload_seconds() is not None
+
+
+def test_a_request_that_is_refused_begins_it_for_nobody() -> None:
+    worker = Turned(row_seconds=0.01, objective=0.1)
+    assert worker.put() and worker.batcher.take(wait=False) is not None
+    for asked in ({"rows": 7, "timeout_seconds": 1e-6}, {"rows": 8, "timeout_seconds": 0.05}):
+        assert not worker.put(**asked) and not worker.on
+    assert worker.put(rows=7) and not worker.on, "nor does a large one: an ordinary one has room to wait"
+
+
+@pytest.mark.parametrize(
+    "asked", [{"tier": "default"}, {"tier": "strict"}, {"never_exit": True}, {"deadline_seconds": 9.0}], ids=str
+)
+def test_requests_that_keep_their_budget_begin_it_for_nobody(asked: dict[str, Any]) -> None:
+    worker = Turned(row_seconds=0.01, objective=0.1)
+    while worker.put(**asked):
+        pass
+    assert not worker.on and worker.batcher.rows >= 7
+
+
+def test_only_requests_no_more_urgent_than_those_that_wait_have_the_larger_budget() -> None:
+    worker = Turned(row_seconds=0.01, objective=0.1)
+    while not worker.on:
+        assert worker.put(priority=9)
+    assert worker.put(priority=1)
+    batch = worker.batcher.take(wait=False)
+    assert batch is not None and batch.overload and batch.priority == 9
+    worker.batcher.ended(batch, eased=True)
+    for _ in range(8):
+        worker.put(priority=3)
+    batch = worker.batcher.take(wait=False)
+    assert batch is not None and batch.priority == 3, "now these wait as well"
+
+
+def test_a_worker_whose_model_leaves_no_room_has_it_at_any_wait_and_refuses_less() -> None:
+    arrivals, refused = burst(0)[:900], {}
+    for may_ease in (False, True):
+        worker = Worker(may_ease=may_ease, scale=8.5)  # a row takes 85 ms of an objective of 100
+        worker.serve([5 * at for at in arrivals], objective=0.1)
+        refused[may_ease] = worker.refused
+        assert bool(worker.eased) == may_ease
+    assert refused[True] < refused[False] / 2
 
 
 # --- intent ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from offramp_worker.http.tensors import reply_parameters
 
 NOBODY = {RAMP: "0.000001"}  # the ramp is there, and hardly anybody leaves
 BUDGETS = {OVERLOAD: 0.5, "half": 0.005}
-FULL = 150  # requests of a millisecond, by the profile: many more than the objective has room for
+FULL = 100  # requests of a millisecond, by the profile: many more than the objective has room for
 
 
 @pytest.fixture
@@ -164,20 +164,32 @@ def test_a_request_of_many_rows_has_one_budget_in_all_its_batches(service: Servi
     assert service.measured.slices["tier/overload"].requests == 100
 
 
-def test_no_answer_under_overload_is_given_to_another_request(
+def test_an_answer_under_overload_is_given_to_those_that_may_have_it_and_kept_for_nobody(
     bundle_dir: Path, bundle: Bundle, sessions: Sessions
 ) -> None:
-    service = Service(bundle_dir, bundle, sessions, latency_seconds=0.1, cache_bytes=1_000_000)
-    offer(service, audit_rate=0.0)
-    x = bundles.inputs(FULL + 1, seed=3)
+    """Fails where those that wait with another request are put back past the door: more rows than the queue has room
+    for."""
+    most = FULL + 20
+    service = Service(
+        bundle_dir, bundle, sessions, latency_seconds=0.1, cache_bytes=1_000_000, max_queue_rows=most, draw=lambda: 0.5
+    )
+    offer(service, audit_rate=0.6)
+    x, batcher = bundles.inputs(FULL + 1, seed=3), service.engine._batcher
     with service.engine._turn:
         ahead = [service.engine.submit(row[None], never_exit=False, tier="half") for row in x[:FULL]]
-        first = service.engine.submit(x[FULL:], never_exit=False)
-        firm = service.engine.submit(x[FULL:], never_exit=False, tier="default")  # waits with the first
-    eventually(lambda: not any(t.pending for t in (*ahead, first, firm)), what="replies")
-    assert first.eased and first.exits == [RAMP]
-    assert not firm.eased and firm.exits == ["final"]
-    np.testing.assert_array_equal(firm.logits, sessions.exact(x[FULL:]))
+        hot = [service.engine.submit(x[FULL:], never_exit=False) for _ in range(200)]
+        firm = [service.engine.submit(x[FULL:], never_exit=False, tier="default") for _ in range(5)]
+        assert batcher.rows <= FULL + 2
+    eventually(lambda: not any(t.pending for t in (*ahead, *hot, *firm)), what="replies")
+    assert all(t.eased and t.exits == [RAMP] and reply_parameters(t)["overload"] for t in hot)
+    for ticket in firm:
+        assert not ticket.eased and ticket.exits == ["final"]
+        np.testing.assert_array_equal(ticket.logits, sessions.exact(x[FULL:]))
+    eventually(lambda: service.counts("stable").tier_audited.get(OVERLOAD) == 200, what="audits of its budget")
+    assert service.measured.slices["tier/overload"].requests == 200
+    again = service.engine.submit(x[FULL:], never_exit=False)
+    eventually(lambda: not again.pending, what="a reply")
+    np.testing.assert_array_equal(again.logits, hot[0].logits if again.eased else firm[0].logits)
     service.engine.close()
     assert service.engine.join(30.0)
 

@@ -49,7 +49,7 @@ from offramp_worker.engine.queue.batcher import Batch, Batcher
 from offramp_worker.engine.queue.cache import PredictionCache
 from offramp_worker.engine.queue.deadlines import Deadlines
 from offramp_worker.engine.queue.followers import Followers
-from offramp_worker.engine.queue.relief import ease
+from offramp_worker.engine.queue.relief import ease, may_have
 from offramp_worker.engine.queue.replies import Progress, Replies
 from offramp_worker.engine.queue.tickets import (
     HIGHEST_PRIORITY,
@@ -320,7 +320,7 @@ class Engine:
         runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
         forwarding = self._forwarding
         counts = forwarding is None or forwarding.draws
-        eased = batch.overload and ease(batch, runtime, promised=active.document.slices if active.document else ())
+        eased = ease(batch, runtime, active)
         progress = Progress(self._clock(), set(range(len(batch))), counts=counts)
         go_on = None if forwarding is None else partial(forwarding.take, batch, runtime, progress)
         if self._traced:
@@ -366,7 +366,8 @@ class Engine:
             free = runtime is active.stable and self._deadlines.none_in(batch)  # an exit may have to keep a deadline
             whole = free and self._forwarding.at_once(batch, runtime)
             return (active.off if whole else runtime), False
-        if active.holdback is None or runtime is active.off or batch.overload or not self._deadlines.none_in(batch):
+        loosened = batch.overload or batch.eased
+        if active.holdback is None or runtime is active.off or loosened or not self._deadlines.none_in(batch):
             return runtime, False
         return self.arms.held_back(active, runtime, number)
 
@@ -392,6 +393,7 @@ def _batcher(engine: Engine, options: EngineOptions) -> Batcher:
         join=partial(pad_rows, spec=spec, empty=batch_memory(bundle.device)),
         group=partial(rows_bucket, spec=spec) if spec.varies else None,
         may_ease=lambda: engine._forwarding is None and engine.arms.may_ease,
+        of_use=lambda ticket: may_have(ticket, engine.active.stable, engine.active),
     )
 
 

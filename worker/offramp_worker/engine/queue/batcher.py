@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 import time
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,9 +19,10 @@ import numpy as np
 
 from offramp_core.admission import Entry, Forecast, Pace, QueueAdmission, due_after, forecast
 from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
+from offramp_core.overload import LONGEST_SECONDS
 from offramp_core.sharing import Claim
 from offramp_worker.engine.queue.relief import Relief
-from offramp_worker.engine.queue.tickets import Array, OverloadedError, Ticket, UnableError
+from offramp_worker.engine.queue.tickets import HIGHEST_PRIORITY, Array, OverloadedError, Ticket, UnableError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +30,8 @@ class Batch:
     """Rows that run together: ``x`` (n, ...), and for row i the request and the row of it that it belongs to.
 
     ``taken`` is when they left the queue, ``followed`` whether the engine went from batch to batch with requests
-    waiting all the time, ``overload`` whether requests that name no budget may have a larger one than everybody's.
+    waiting all the time, ``overload`` whether requests that name no budget may have a larger one than everybody's, and
+    ``priority`` the most urgent one that may.
     """
 
     x: Array
@@ -38,9 +40,15 @@ class Batch:
     taken: float = 0.0
     followed: bool = False
     overload: bool = False
+    priority: int = HIGHEST_PRIORITY
 
     def __len__(self) -> int:
         return len(self.owners)
+
+    @property
+    def eased(self) -> bool:
+        """Whether any row has the larger budget of overload."""
+        return any(ticket.eased for ticket, _ in self.owners)
 
 
 class _Lane:
@@ -76,6 +84,11 @@ class _Lane:
         at = bisect_left(self.tickets, _order(ticket), key=_order)
         return self.rows if at == len(self.tickets) else sum(t.waiting for t in self.tickets[:at])
 
+    def rows_up_to(self, priority: int) -> int:
+        """Rows of requests that are no less urgent."""
+        at = bisect_right(self.tickets, priority, key=lambda ticket: ticket.priority)
+        return self.rows if at == len(self.tickets) else sum(t.waiting for t in self.tickets[:at])
+
 
 class Batcher:
     """Requests under the plan and requests that must not exit early wait in a lane each. A batch that is taken must
@@ -92,14 +105,16 @@ class Batcher:
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
         group: Callable[[Array], int] | None = None,
         may_ease: Callable[[], bool] = lambda: False,
+        of_use: Callable[[Ticket], bool] = lambda ticket: ticket.may_be_eased(budget=0.0),
     ) -> None:
         """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one
         batch of rows.
 
         Requests share a batch only if ``group`` says the same of their rows: one long text would have all others filled
-        up to its length. ``may_ease`` says whether the plan in force has thresholds for overload.
+        up to its length. ``may_ease`` says whether the plan in force has thresholds for overload,
+        ``of_use`` for which requests they will do.
         """
-        self._relief = Relief(door.pace, offered=may_ease)
+        self._relief = Relief(door.pace, offered=may_ease, of_use=of_use)
         self._join, self._group = join, group
         self._policy, self._door, self._clock = policy, door, clock
         self._max_rows, self._objective = max_rows, door.objective_seconds
@@ -113,6 +128,7 @@ class Batcher:
         self._woken = False
         self._taken: list[Batch] = []  # not ended yet: the one that runs, and those that wait for their turn
         self._last_end = -math.inf
+        self._timed_at = 0.0  # when a batch last told what everybody's plan takes
         self._busy = False  # whether requests have waited ever since the last batch ended
         self._began = 0  # the number of the request that the last batch began with
 
@@ -235,6 +251,8 @@ class Batcher:
             if eased:
                 self._relief.after(rows=rows, seconds=now - kept_from)
                 door = replace(door, pace=self._door.pace)
+            else:
+                self._timed_at = now
             self._door = door
             self._taken.remove(batch)
             self._last_end, self._busy = now, self._rows > 0
@@ -255,19 +273,23 @@ class Batcher:
         if timeout is None and self._objective is None:
             return
         ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
-        seen = self._foreseen(pace, ahead=ahead, rows=rows, now=now)
-        relief = self._relief
-        if relief.offered and relief.asked(self._door, seen, rows=rows, batch_rows=batch_rows, now=now):
+        relief, door, usual = self._relief, self._door, self._foreseen(pace, ahead=ahead, rows=rows, now=now)
+        offered, seen = relief.offered, usual
+        if relief.on:
             seen = self._foreseen(relief.pace, ahead=ahead, rows=rows, now=now)
         _check_timeout(seen, timeout)
         if self._objective is None:
             return
+        if offered and relief.asked(door, ticket, wait=usual.wait):
+            seen = self._foreseen(relief.pace, ahead=ahead, rows=rows, now=now)
         entry = self._door.entry(seen)
         if entry is Entry.REFUSED:
             raise _too_late(seen, self._objective)
         ticket.on_time = self._door.promises(entry, seen)
         if entry is Entry.ON_CREDIT:
             self._door = self._door.spent(rows)
+        if offered:
+            relief.came(door, rows=rows, batch_rows=batch_rows, now=now)
 
     def _foreseen(self, pace: Pace, *, ahead: int, rows: int, now: float) -> Forecast:
         """What awaits a request of so many ``rows`` that has so many ``ahead`` in the queue."""
@@ -278,8 +300,12 @@ class Batcher:
         """Whether there is overload any more."""
         if self._relief.on:
             pace = self._door.pace
+            if now - self._timed_at >= LONGEST_SECONDS:  # out of date, and a stall may have spoiled it
+                pace = replace(pace, average=min(1.0, pace.average))
+                self._door = replace(self._door, pace=pace)
             left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
-            wait = left + pace.queue(self._rows, batch_rows=self._policy.batch_rows)
+            rows = sum(lane.rows_up_to(self._relief.priority) for lane in self._lanes.values())
+            wait = left + pace.queue(rows, batch_rows=self._policy.batch_rows)
             self._relief.review(self._door, wait=wait, now=now)
 
     def _set_due(self, ticket: Ticket) -> None:
@@ -373,8 +399,8 @@ class Batcher:
         lane.drop(finished)
         lane.rows -= len(owners)
         self._rows -= len(owners)
-        never, on = lane is self._lanes[True], self._relief.on
-        batch = Batch(self._join(parts), owners, never, now, followed=self._busy, overload=on)
+        never, on, priority = lane is self._lanes[True], self._relief.on, self._relief.priority
+        batch = Batch(self._join(parts), owners, never, now, followed=self._busy, overload=on, priority=priority)
         self._taken.append(batch)
         return batch
 

@@ -28,6 +28,8 @@ class _Leader:
 
     key: bytes
     config: str
+    #: Whether it may have the larger budget of overload.
+    loose: bool
     followers: list[Ticket] = field(default_factory=list)
 
 
@@ -40,7 +42,7 @@ class PredictionCache:
         self._lock = threading.Lock()
         self._answers: OrderedDict[bytes, Answer] = OrderedDict()
         self._bytes = 0
-        self._leading: dict[bytes, Ticket] = {}
+        self._leading: dict[tuple[bytes, bool], Ticket] = {}
         self._leaders: dict[Ticket, _Leader] = {}
         self._following: dict[Ticket, _Leader] = {}
 
@@ -58,15 +60,16 @@ class PredictionCache:
                 self._answers.move_to_end(key)
             return answer
 
-    def join(self, key: bytes, ticket: Ticket, *, config: str) -> bool:
+    def join(self, key: bytes, ticket: Ticket, *, config: str, loose: bool = False) -> bool:
         """Wait with a request for the same input that is on its way; False when there is none, and then this one leads.
 
-        Nobody waits with a request of lower priority or with one that may take longer than they can wait.
+        Nobody waits with a request of lower priority or with one that may take longer than they can wait, nor those
+        that may have the larger budget of overload (``loose``) with others: one answer must do for all.
         """
         with self._lock:
-            leader = self._leading.get(key)
+            leader = self._leading.get((key, loose))
             if leader is None:
-                self._leading[key], self._leaders[ticket] = ticket, _Leader(key, config)
+                self._leading[key, loose], self._leaders[ticket] = ticket, _Leader(key, config, loose)
                 return False
             if ticket.priority < leader.priority or ticket.expires < leader.expires:
                 return False
@@ -87,16 +90,17 @@ class PredictionCache:
         """A request has been answered under ``runtime``, or (None) never will be. Returns the requests that wait for
         it.
 
-        Its answer is kept if one plan gave the whole of it, the one that was in force when it came.
+        Its answer is kept if one plan gave the whole of it, the one that was in force when it came; not under
+        overload.
         """
         with self._lock:
             leader = self._leaders.pop(ticket, None)
             if leader is None:
                 return []
-            del self._leading[leader.key]
+            del self._leading[leader.key, leader.loose]
             for follower in leader.followers:
                 del self._following[follower]
-        if runtime is not None and runtime.config == leader.config and ticket.ran_under(runtime):
+        if runtime is not None and runtime.config == leader.config and ticket.ran_under(runtime) and not ticket.eased:
             self._keep(leader.key, ticket.answer)
         return leader.followers
 

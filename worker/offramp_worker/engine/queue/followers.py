@@ -15,6 +15,7 @@ from offramp_worker.engine.accounts.audits import Audit, audit_of
 from offramp_worker.engine.arms.arms import Runtime
 from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.engine.queue.cache import PredictionCache
+from offramp_worker.engine.queue.relief import may_have
 from offramp_worker.engine.queue.tickets import Deliver, Ticket
 from offramp_worker.metrics import Metrics
 
@@ -66,22 +67,30 @@ class Followers:
             ticket.cached = True
             self._count(ticket, runtime, counts=self._room() > 0)
             return True
-        joined = self._cache.join(key, ticket, config=runtime.config)
+        loose = may_have(ticket, runtime, active)
+        joined = self._cache.join(key, ticket, config=runtime.config, loose=loose)
         self._asked("shared" if joined else "miss").inc()
         return joined
 
     def share(self, done: Sequence[Ticket], runtime: Runtime, *, counts: bool) -> None:
         """Give answers to the requests that wait with those that are done; what two plans answered is of no use to
-        others. Where what is done does not count for the plan, neither do copies of it."""
+        others. Where what is done does not count for the plan, neither do copies of it; copies of an answer under
+        overload are such answers."""
         room = self._room() if counts else 0
         for ticket in done:
             followers = self._cache.finish(ticket, runtime)
             if runtime.carry_on or not ticket.ran_under(runtime):
                 self._queue(followers)
                 continue
+            if ticket.eased:
+                active = self._arms.active
+                strict = [f for f in followers if not may_have(f, runtime, active)]  # since a new document came
+                self._queue(strict)
+                followers = [f for f in followers if f not in strict]
             counted = set()
             for follower in followers:
                 follower.give(ticket.answer)
+                follower.tier = ticket.tier
                 if room <= 0:
                     continue
                 counted.add(follower)
@@ -108,7 +117,9 @@ class Followers:
         latency = [self._clock() - ticket.admitted]
         for row, (exit_name, drawn) in enumerate(zip(ticket.exits, ticket.audited, strict=True)):
             if counts and not ticket.never_exit:
-                self._accounts.count_replies(runtime, exit_name, latency, drawn=int(drawn and not ticket.tier))
+                self._accounts.count_replies(
+                    runtime, exit_name, latency, drawn=int(drawn and not ticket.tier), eased=int(ticket.eased)
+                )
             if drawn:
                 self._audit(audit_of(ticket, row, ticket.x[row].copy(), runtime, compare=True, record=True))
             self._accounts.measure_replies(runtime, exit_name, latency, due=False)

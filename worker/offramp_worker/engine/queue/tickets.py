@@ -159,14 +159,13 @@ class Ticket:
         return runtime.lets_go(slice_name=self.slice_name, tier=self.tier, max_disagreement=self.max_disagreement)
 
     def ran_under(self, runtime: Runtime) -> bool:
-        """Whether this plan of this epoch answered every row, none by a deadline or by its thresholds for overload."""
+        """Whether this plan of this epoch answered every row, none by a deadline."""
         same = all(name == runtime.config for name in self.configs)
         return (
             self.error is None
             and not self.unable
             and not self.expired
             and same
-            and not self.eased
             and not any(self.due)
             and not any(self.offline)
             and all(epoch == runtime.counter.epoch for epoch in self.epochs)
