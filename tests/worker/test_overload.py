@@ -181,6 +181,7 @@ def test_an_answer_under_overload_is_given_to_those_that_may_have_it_and_kept_fo
         firm = [service.engine.submit(x[FULL:], never_exit=False, tier="default") for _ in range(5)]
         assert batcher.rows <= FULL + 2
     eventually(lambda: not any(t.pending for t in (*ahead, *hot, *firm)), what="replies")
+    assert [sum(t.number > 0 for t in some) for some in (hot, firm)] == [1, 1], "one of each was ever queued"
     assert all(t.eased and t.exits == [RAMP] and reply_parameters(t)["overload"] for t in hot)
     for ticket in firm:
         assert not ticket.eased and ticket.exits == ["final"]
