@@ -366,8 +366,7 @@ class Engine:
             free = runtime is active.stable and self._deadlines.none_in(batch)  # an exit may have to keep a deadline
             whole = free and self._forwarding.at_once(batch, runtime)
             return (active.off if whole else runtime), False
-        loosened = batch.overload or batch.eased
-        if active.holdback is None or runtime is active.off or loosened or not self._deadlines.none_in(batch):
+        if active.holdback is None or runtime is active.off or batch.loosened or not self._deadlines.none_in(batch):
             return runtime, False
         return self.arms.held_back(active, runtime, number)
 

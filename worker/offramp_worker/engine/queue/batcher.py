@@ -12,14 +12,13 @@ import sys
 import threading
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from offramp_core.admission import Entry, Forecast, Pace, QueueAdmission, due_after, forecast
 from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
-from offramp_core.overload import LONGEST_SECONDS
 from offramp_core.sharing import Claim
 from offramp_worker.engine.queue.relief import Relief
 from offramp_worker.engine.queue.tickets import HIGHEST_PRIORITY, Array, OverloadedError, Ticket, UnableError
@@ -49,6 +48,11 @@ class Batch:
     def eased(self) -> bool:
         """Whether any row has the larger budget of overload."""
         return any(ticket.eased for ticket, _ in self.owners)
+
+    @property
+    def loosened(self) -> bool:
+        """Whether any row may have it."""
+        return self.overload or self.eased
 
 
 class _Lane:
@@ -111,8 +115,7 @@ class Batcher:
         batch of rows.
 
         Requests share a batch only if ``group`` says the same of their rows: one long text would have all others filled
-        up to its length. ``may_ease`` says whether the plan in force has thresholds for overload,
-        ``of_use`` for which requests they will do.
+        up to its length. ``may_ease`` says whether the plan in force has thresholds for overload, ``of_use`` for whom.
         """
         self._relief = Relief(door.pace, offered=may_ease, of_use=of_use)
         self._join, self._group = join, group
@@ -128,7 +131,6 @@ class Batcher:
         self._woken = False
         self._taken: list[Batch] = []  # not ended yet: the one that runs, and those that wait for their turn
         self._last_end = -math.inf
-        self._timed_at = 0.0  # when a batch last told what everybody's plan takes
         self._busy = False  # whether requests have waited ever since the last batch ended
         self._began = 0  # the number of the request that the last batch began with
 
@@ -162,7 +164,8 @@ class Batcher:
                 return False
             if self._group is not None:
                 ticket.group = self._group(ticket.x)
-            self._set_due(ticket)  # from when it came: who has waited for another request's answer does not begin again
+            # From when it came: who has waited for another request's answer does not begin again.
+            _set_due(ticket, self._door, batch_rows=self._policy.batch_rows)
             self._queue(ticket)
             self.wake()
             return True
@@ -252,7 +255,7 @@ class Batcher:
                 self._relief.after(rows=rows, seconds=now - kept_from)
                 door = replace(door, pace=self._door.pace)
             else:
-                self._timed_at = now
+                self._relief.timed_at = now
             self._door = door
             self._taken.remove(batch)
             self._last_end, self._busy = now, self._rows > 0
@@ -264,7 +267,7 @@ class Batcher:
         """Say when the request is due; raise unless it fits and can be answered in time."""
         rows, now, pace, batch_rows = len(ticket.x), ticket.admitted, self._door.pace, self._policy.batch_rows
         timeout = None if ticket.expires == math.inf else ticket.expires - now
-        self._set_due(ticket)
+        _set_due(ticket, self._door, batch_rows=batch_rows)
         ticket.number = self._number + 1
         if self._rows + rows > self._max_rows:
             taken = f"{self._rows} of {self._max_rows} queue places are taken"
@@ -273,10 +276,9 @@ class Batcher:
         if timeout is None and self._objective is None:
             return
         ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
-        relief, door, usual = self._relief, self._door, self._foreseen(pace, ahead=ahead, rows=rows, now=now)
-        offered, seen = relief.offered, usual
-        if relief.on:
-            seen = self._foreseen(relief.pace, ahead=ahead, rows=rows, now=now)
+        relief, door = self._relief, self._door
+        offered, usual = relief.offered, self._foreseen(pace, ahead=ahead, rows=rows, now=now)
+        seen = self._foreseen(relief.pace, ahead=ahead, rows=rows, now=now) if relief.on else usual
         _check_timeout(seen, timeout)
         if self._objective is None:
             return
@@ -300,18 +302,10 @@ class Batcher:
         """Whether there is overload any more."""
         if self._relief.on:
             pace = self._door.pace
-            if now - self._timed_at >= LONGEST_SECONDS:  # out of date, and a stall may have spoiled it
-                pace = replace(pace, average=min(1.0, pace.average))
-                self._door = replace(self._door, pace=pace)
             left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
             rows = sum(lane.rows_up_to(self._relief.priority) for lane in self._lanes.values())
             wait = left + pace.queue(rows, batch_rows=self._policy.batch_rows)
-            self._relief.review(self._door, wait=wait, now=now)
-
-    def _set_due(self, ticket: Ticket) -> None:
-        own = self._door.pace.queue(len(ticket.x), batch_rows=self._policy.batch_rows)
-        wish = min(ticket.expires, ticket.deadline) - ticket.admitted
-        ticket.run_by = ticket.admitted + due_after(own, objective_seconds=self._objective, wish_seconds=wish)
+            self._door = self._relief.review(self._door, wait=wait, now=now)
 
     def _queue(self, ticket: Ticket) -> None:
         self._number += 1
@@ -336,14 +330,11 @@ class Batcher:
         if not may_pass or first.waiting <= batch_rows:  # nearly always
             self._began = first.number
             return lane, lane.tickets
-        rivals = [t for some in self._lanes.values() for t in some.tickets if t.priority == first.priority]
-        rivals.sort(key=_order)
-        order = in_turn([t.waiting for t in rivals], batch_rows=batch_rows, may_pass=may_pass)
-        begins = rivals[order[0]]
-        self._began, never_exit = begins.number, begins.never_exit
+        rivals = _rivals(self._lanes.values(), first, batch_rows=batch_rows)
+        self._began, never_exit = rivals[0].number, rivals[0].never_exit
         lane = self._lanes[never_exit]
         behind = [t for t in lane.tickets if t.priority != first.priority]
-        return lane, [*(rivals[i] for i in order if rivals[i].never_exit == never_exit), *behind]
+        return lane, [*(t for t in rivals if t.never_exit == never_exit), *behind]
 
     def _start(self, *, wait: bool) -> tuple[Start | None, float]:
         """The decision to begin a batch, and when; None as of :meth:`take`."""
@@ -423,6 +414,19 @@ def _begin(tickets: Sequence[Ticket], rows: int) -> tuple[list[Array], list[tupl
         if len(owners) == rows:
             break
     return parts, owners, finished
+
+
+def _set_due(ticket: Ticket, door: QueueAdmission, *, batch_rows: int) -> None:
+    """Say when a request should run."""
+    own = door.pace.queue(len(ticket.x), batch_rows=batch_rows)
+    wish = min(ticket.expires, ticket.deadline) - ticket.admitted
+    ticket.run_by = ticket.admitted + due_after(own, objective_seconds=door.objective_seconds, wish_seconds=wish)
+
+
+def _rivals(lanes: Iterable[_Lane], first: Ticket, *, batch_rows: int) -> list[Ticket]:
+    """Requests of the priority of the ``first``, in the order in which they begin where some may pass it."""
+    rivals = sorted((t for some in lanes for t in some.tickets if t.priority == first.priority), key=_order)
+    return [rivals[i] for i in in_turn([t.waiting for t in rivals], batch_rows=batch_rows, may_pass=True)]
 
 
 def _check_timeout(seen: Forecast, timeout: float | None) -> None:

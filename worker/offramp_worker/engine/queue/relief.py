@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offramp_core.admission import Pace, QueueAdmission
-from offramp_core.overload import Overload
+from offramp_core.overload import LONGEST_SECONDS, Overload
 from offramp_core.protocol import OVERLOAD
 from offramp_worker.engine.arms.arms import Active, Runtime
 from offramp_worker.engine.queue.tickets import Ticket
@@ -24,6 +24,7 @@ class Relief:
     def __init__(self, pace: Pace, *, offered: Callable[[], bool], of_use: Callable[[Ticket], bool]) -> None:
         """``offered`` says whether the plan in force has thresholds for overload, ``of_use`` for which requests."""
         self._overload, self._offered, self._of_use = Overload(replace(pace, least=0.0)), offered, of_use
+        self.timed_at = 0.0  # when a batch last told what everybody's plan takes
 
     @property
     def offered(self) -> bool:
@@ -65,9 +66,13 @@ class Relief:
         usual = door.pace.average * door.pace.profile_seconds[batch_rows] / batch_rows
         self._overload = self._overload.came(rows * usual, now=now)
 
-    def review(self, door: QueueAdmission, *, wait: float, now: float) -> None:
-        """What waits and is no less urgent would take so long by the worst case of everybody's plan."""
+    def review(self, door: QueueAdmission, *, wait: float, now: float) -> QueueAdmission:
+        """What waits and is no less urgent would take so long by the worst case of everybody's plan. The door from now
+        on: what batches of that plan took is out of date after a while, and a stall may have spoiled it."""
         self._take(self._overload.judged(wait=wait, room=_room(door), now=now))
+        if now - self.timed_at < LONGEST_SECONDS:
+            return door
+        return replace(door, pace=replace(door.pace, average=min(1.0, door.pace.average)))
 
     def after(self, *, rows: int, seconds: float) -> None:
         """A batch under the thresholds for overload kept the engine for so long."""
