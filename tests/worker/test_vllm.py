@@ -215,6 +215,35 @@ def test_while_another_process_is_away_the_reference_answers_in_its_place(
     eventually(lambda: ask(worker, PROMPTS[0]).json()["offramp"]["route"] == "ngram", what="its return")
 
 
+@contextmanager
+def away(python: Path, worker: WorkerProcess, variant: str) -> Iterator[None]:
+    """Meanwhile this variant's process is away, and the worker knows."""
+    assert worker.state().message.find(f"{variant} is away") < 0
+    with that_does_not_start(python):
+        os.kill(_child_of(pids(worker, variant)), signal.SIGKILL)
+        eventually(lambda: f"{variant} is away" in worker.state().message, what="word of its absence")
+        yield
+    eventually(lambda: f"{variant} is away" not in worker.state().message, what="its return")
+
+
+def test_answers_in_the_place_of_a_canary_that_is_away_are_its_failures_and_no_evidence_for_it(
+    made: tuple[Path, Path, VllmReport], worker: WorkerProcess
+) -> None:
+    run(worker, "ngram", canary="bf16", weight=50)
+    with away(made[1], worker, "bf16"):
+        replies = [ask(worker, prompt).json() for prompt in PROMPTS]
+        assert [r["choices"][0]["text"] for r in replies] == [recorded_text("float32", prompt) for prompt in PROMPTS]
+        of_canary = [r for r in replies if r["offramp"]["arm"] == "canary"]
+        assert {r["offramp"]["route"] for r in of_canary} == {"fp32"}
+        # The other arm's evidence does not wait for it.
+        audited(worker, "stable", len(replies) - len(of_canary))
+        seen = counts(worker, "canary")
+        assert (seen.batches, seen.failed_batches) == (len(of_canary), len(of_canary))
+        assert (seen.requests, seen.drawn, seen.audited) == (0, 0, 0)
+        assert not (seen.first_token or seen.per_token or seen.execution or seen.latency or seen.busy_seconds)
+        assert counts(worker, "stable").failed_batches == 0
+
+
 def test_no_process_outlives_a_worker_that_was_killed_and_none_has_its_secrets(
     made: tuple[Path, Path, VllmReport],
 ) -> None:

@@ -60,7 +60,7 @@ class Accounts:
         """The client sees the first of an answer."""
         seconds = ticket.first - ticket.admitted
         self.metrics.first(routes_of(ticket.assigned)).observe(seconds)
-        if ticket.assigned.counted:
+        if ticket.assigned.counted and not ticket.assigned.away:
             with self.counters.lock:
                 ticket.assigned.runtime.counter.count_first_token(seconds)
 
@@ -114,19 +114,20 @@ class Accounts:
                 runtime.counter.requests += int(ticket.audited)
                 runtime.counter.drawn += int(ticket.audited)
             return
-        failed = outcome is RequestOutcome.FAILED
+        failed = outcome is RequestOutcome.FAILED or assigned.away
+        seconds = 0.0 if assigned.away else ticket.busy  # else another variant's
         written = max(1, len(ticket.answer.tokens))
         shape = BatchShape(1, length_class(len(ticket.prompt) + written))
         slow_above = assigned.active.slow_above(runtime, shape)
         expected = self._token_seconds * written
         exit_name = assigned.steps[ticket.step].exit
         with self.counters.lock:
-            runtime.counter.count_batch(shape=shape, seconds=ticket.busy, slow_above=slow_above, failed=failed)
+            runtime.counter.count_batch(shape=shape, seconds=seconds, slow_above=slow_above, failed=failed)
             if failed:
                 return
             latency = ticket.last - ticket.admitted
-            if (seconds := per_token(ticket)) is not None:
-                runtime.counter.count_per_token(seconds)
+            if (pace := per_token(ticket)) is not None:
+                runtime.counter.count_per_token(pace)
             runtime.counter.count_replies(exit_name=exit_name, latencies=[latency], drawn=int(ticket.audited))
             if runtime.meter is not None:
                 if not runtime.exits_off:
@@ -147,7 +148,7 @@ class Accounts:
 
         A loss between 0 and 1 counts as an error with that probability, so that errors have the mean of losses and
         every test of counts is one of the mean. Where only verified drafts were used, any difference beyond a tie is a
-        fault and counts whole.
+        fault and counts whole. There is no record while a variant is away.
         """
         owed, assigned = audited.owed, audited.owed.assigned
         route = routes_of(assigned)
@@ -160,7 +161,8 @@ class Accounts:
             log_event("draft-changed-an-answer", level="error", route=route, epoch=assigned.epoch)
             self.distrust(assigned.reference.draft)
         loss = 1.0 if broken else (0.0 if assigned.lossless else audited.served[self.output])
-        self._append(owed, uncertainty=audited.uncertainty, losses=audited.losses, final=self._final(audited))
+        if all((column.precision or column.id) in audited.losses for column in self._columns):
+            self._append(owed, uncertainty=audited.uncertainty, losses=audited.losses, final=self._final(audited))
         error = bool(counted_errors(np.array([loss]), [owed.draw])[0])
         self._judge(owed, error=error)
 

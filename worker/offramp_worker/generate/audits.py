@@ -21,6 +21,7 @@ from offramp_worker.generate.answers import GeneratedAnswer, Given
 from offramp_worker.generate.routes import Assigned
 from offramp_worker.generate.seam import (
     REFERENCE,
+    AwayError,
     DecodingRoute,
     GenerationEngine,
     NoRoomError,
@@ -68,7 +69,8 @@ class Owed:
 @dataclass(frozen=True, slots=True)
 class Audited:
     """The verdict on one answer: what it lost, what each lossy variant's would have, how unsure each was, and whether
-    the tokens served are the reference's. ``losses`` and ``uncertainty`` are by variant."""
+    the tokens served are the reference's. ``losses`` and ``uncertainty`` are by variant, without those that were away;
+    one that broke off counts as sure of an answer that lost everything."""
 
     owed: Owed
     served: dict[Output, float]
@@ -79,11 +81,12 @@ class Audited:
 
 @dataclass(slots=True)
 class _Running:
-    """An audit under way: the variants that are still to be asked, and the answer that grows."""
+    """An audit under way: the variants that are still to be asked, those that broke off, and the answer that grows."""
 
     owed: Owed
     left: deque[str]
     given: dict[str, Given] = field(default_factory=dict)
+    broke: list[str] = field(default_factory=list)
     variant: str = ""
     sequence: int | None = None
     answer: GeneratedAnswer | None = None
@@ -234,13 +237,16 @@ class AuditDesk:
             now.sequence = self._engine.start(
                 owed.prompt, max_tokens=owed.max_tokens, sampling=GREEDY, route=DecodingRoute(variant)
             )
-        except NoRoomError:
-            return False
-        except Exception as error:
-            self._give_up(owed, str(error))
+        except NoRoomError as error:
+            if not isinstance(error, AwayError) or variant == REFERENCE:
+                return False
+            now.left.popleft()  # nobody knows for how long: the other plans' evidence does not wait for it
             return True
-        now.left.popleft()
-        now.variant = variant
+        except Exception as error:
+            now.variant = now.left.popleft()
+            self._broke_off(now, str(error))
+            return True
+        now.variant = now.left.popleft()
         now.answer = GeneratedAnswer(
             self._tokenizer.decoder(), stops=owed.stops, end_tokens=self._engine.bundle.end_tokens
         )
@@ -250,7 +256,7 @@ class AuditDesk:
         assert now.answer is not None
         if progress.error:
             self._engine.cancel(progress.sequence)
-            self._give_up(now.owed, progress.error)
+            self._broke_off(now, progress.error)
             return
         now.answer.take(progress.tokens, ended=progress.ended)
         if now.answer.finish is None:
@@ -262,6 +268,15 @@ class AuditDesk:
         if not now.left:
             self._finish(now)
 
+    def _broke_off(self, now: _Running, error: str) -> None:
+        """Without the reference's answer there is no verdict; another variant's is as good as lost."""
+        now.sequence = now.answer = None
+        if now.variant == REFERENCE:
+            self._give_up(now.owed, error)
+            return
+        log_event("audit-broke-off", level="error", variant=now.variant, error=error)
+        now.broke.append(now.variant)
+
     def _finish(self, now: _Running) -> None:
         self._now = None
         owed, reference = now.owed, now.given[REFERENCE]
@@ -271,8 +286,9 @@ class AuditDesk:
             Audited(
                 owed,
                 self._compare(owed.served.text, reference.text),
-                {name: self._compare(given.text, reference.text) for name, given in lossy.items()},
-                {name: given.uncertainty for name, given in lossy.items()},
+                {name: self._compare(given.text, reference.text) for name, given in lossy.items()}
+                | {name: dict.fromkeys(Output, 1.0) for name in now.broke},
+                {name: given.uncertainty for name, given in lossy.items()} | dict.fromkeys(now.broke, 0.0),
                 equality([token.id for token in owed.served.tokens], reference.tokens),
             )
         )

@@ -44,6 +44,8 @@ class Assigned:
     compared: bool = False
     #: The plan's lossy parts are not used because the request samples.
     lossy_off: bool = False
+    #: The reference answers because a variant of the plan is away: a failure of the arm, and no evidence for it.
+    away: bool = False
     #: What the draft was chosen for; None where nobody chose.
     context: Context | None = None
 
@@ -108,7 +110,8 @@ class Dispatch:
         """How the next request is computed, beside ``running`` others; ``ahead`` of it are computed or wait.
 
         Lossless parts keep the distribution of samples; lossy ones do not, and are off for them unless the worker was
-        told otherwise. Such a request still counts for the arm that was drawn.
+        told otherwise. Such a request still counts for the arm that was drawn; where a variant is away, as its
+        failure.
         """
         while self._distrusted:
             self._drop(self._distrusted.popleft())
@@ -122,8 +125,9 @@ class Dispatch:
         steps = steps_of(runtime.plan, self._columns)
         lossy = any(step.variant != REFERENCE for step in steps)
         lossy_off = lossy and not greedy and not self._lossy_sampling
-        away = lossy and not all(self._available(step.variant) for step in steps)
-        if lossy_off or away or (lossy and request_class in runtime.stopped):
+        off = lossy_off or (lossy and request_class in runtime.stopped)
+        away = lossy and not off and bool(self._away(steps))
+        if off or away:
             steps = (VariantStep(REFERENCE),)
         reference, context = self._reference or DecodingRoute(), None
         if self._reference is None and steps[-1].variant == REFERENCE:
@@ -133,7 +137,12 @@ class Dispatch:
             else:  # what it takes is not learned, so it is no trial
                 setting = self._drafts.serves(context)
             reference = DecodingRoute(REFERENCE, setting.draft, setting.tokens)
-        return Assigned(steps, reference, active, runtime, compared=compared, lossy_off=lossy_off, context=context)
+        return Assigned(
+            steps, reference, active, runtime, compared=compared, lossy_off=lossy_off, away=away, context=context
+        )
+
+    def _away(self, steps: Sequence[VariantStep]) -> list[str]:
+        return [step.variant for step in steps if step.variant != REFERENCE and not self._available(step.variant)]
 
     def learn(self, assigned: Assigned, *, seconds: float, tokens: int, beside: int) -> None:
         """The engine was busy so many seconds to write an answer of so many tokens, as one of ``beside`` side by
@@ -160,9 +169,13 @@ class Dispatch:
             self._reference = DecodingRoute()
 
     def describe(self) -> str:
-        """Which drafts serve now, for people."""
+        """Which drafts serve now, and which variants of plans are away, for people."""
+        active = self.arms.active
+        plans = [runtime.plan for runtime in (active.stable, active.canary) if runtime is not None]
+        gone = dict.fromkeys(name for plan in plans for name in self._away(steps_of(plan, self._columns)))
+        notes = [f"{name} is away: the reference answers in its place" for name in gone]
         serving = [f"{context} {setting}" for context, setting in self._drafts.serving().items() if setting.draft]
-        return f"drafts: {', '.join(serving[-5:])}" if serving else ""
+        return "; ".join([*notes, f"drafts: {', '.join(serving[-5:])}"] if serving else notes)
 
 
 def parse_route(text: str, bundle: GenerationBundle) -> DecodingRoute:

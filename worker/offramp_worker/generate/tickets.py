@@ -176,7 +176,8 @@ class TicketMaker:
             ahead=ahead,
         )
         needed = self._cache_bytes(assigned, prompt, most)
-        judged = sampling.greedy and assigned.counted and (self._compares or not assigned.is_reference)
+        judged = sampling.greedy and assigned.counted and not assigned.away
+        judged = judged and (self._compares or not assigned.is_reference)
         rate = assigned.runtime.audit_rate if judged and self._may_audit(len(prompt) + most) else 0.0
         draw = self._draw()
         self._number += 1

@@ -139,7 +139,7 @@ class VllmEngine:
             proposed, accepted = one.process.take_drafts()
             self._proposed, self._accepted = self._proposed + proposed, self._accepted + accepted
             self._forget(number)
-            error = self._blamed(one, tokens, error)
+        error = self._blamed(one, tokens, error)
         return SequenceProgress(
             number,
             tokens,

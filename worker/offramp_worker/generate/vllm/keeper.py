@@ -1,7 +1,8 @@
 """The parent of one process of vLLM's: ends it, and all that it started, when the worker is gone.
 
-Run as a program with vLLM's command line. Its standard input is a pipe whose other end the worker holds and never
-writes to: it ends with the worker, however that ends. Needs nothing but Python.
+Run as a program with the number of a pipe, to which it writes its child's process group, and vLLM's command line. Its
+standard input is a pipe whose other end the worker holds and never writes to: it ends with the worker, however that
+ends. SIGINT and SIGTERM do not end it, for the worker drains then. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ import sys
 import threading
 
 PR_SET_PDEATHSIG = 1
+ENDING = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_SECONDS = 10.0  # between asking it to end and ending it
 
 
 def main() -> int:
     """Start, and wait; vLLM's exit code."""
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_with_parent)  # noqa: PLW1509 - one thread yet
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    tells, command = int(sys.argv[1]), sys.argv[2:]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_with_parent)  # noqa: PLW1509 - one thread yet
+    os.write(tells, str(child.pid).encode())
+    os.close(tells)
 
     def end() -> None:
         # Nothing is ever written there; not buffered, as this thread is never joined.
@@ -39,7 +46,9 @@ def main() -> int:
 
 
 def _with_parent() -> None:
-    """In the child: end when this keeper is killed. It has one thread yet, so forking is safe."""
+    """In the child: end when this keeper is killed, and by signals. It has one thread yet, so forking is safe."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

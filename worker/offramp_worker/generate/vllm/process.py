@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +29,7 @@ WATCH_SECONDS = 1.0
 STARTED_POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 SOUND_SECONDS = 120.0  # one that ends sooner than this is started again later and later
-SICK_IN_A_ROW = 3  # replies that say it is not well, until it is started again
+SICK_IN_A_ROW = 3  # times that it does not say it is well, until it is started again
 END_SECONDS, START_AGAIN_SECONDS = 20.0, 1800.0
 KEPT_LINES, MAX_LINE = 40, 500
 ASK_SECONDS = 10.0
@@ -68,6 +70,8 @@ class VllmProcess:
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name=f"vllm-{name}", daemon=True)
         self._drafts, self._drafts_taken = (0, 0), (0, 0)
+        self._group = 0  # of processes: vLLM's, and those that it starts
+        self._unread = ""  # why its metrics could not be read last
 
     def start(self, *, seconds: float) -> None:
         """Start it and wait until it answers; from then on it is watched.
@@ -83,6 +87,9 @@ class VllmProcess:
         except InvalidBundleError:
             self._end()
             raise
+        except Exception as error:  # whatever it replied
+            self._end()
+            raise InvalidBundleError(f"configurations: {self.name!r}: vLLM cannot be started: {error!r}") from error
         self._watcher.start()
 
     def let_go(self) -> None:
@@ -120,16 +127,22 @@ class VllmProcess:
         self.at.unlink(missing_ok=True)
         self._lines.clear()
         keeper = Path(__file__).with_name("keeper.py")
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(keeper), *self._command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-            cwd=self.at.parent,
-        )
-        assert self._process.stdout is not None
-        threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
+        reads, writes = os.pipe()
+        with os.fdopen(reads, "rb") as told, os.fdopen(writes, "wb") as tells:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(keeper), str(writes), *self._command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                cwd=self.at.parent,
+                pass_fds=(writes,),
+                start_new_session=True,  # a terminal's Ctrl-C is for the worker, which drains
+            )
+            assert self._process.stdout is not None
+            threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
+            tells.close()
+            self._group = int(told.read() or 0)
 
     def _wait(self, seconds: float) -> None:
         assert self._process is not None
@@ -168,7 +181,7 @@ class VllmProcess:
             connection.close()
 
     def _end(self) -> None:
-        """The keeper ends vLLM when its standard input does."""
+        """The keeper ends vLLM when its standard input does; what a keeper that was killed left behind ends here."""
         process = self._process
         self.up = False
         if process is None or process.stdin is None:
@@ -179,6 +192,10 @@ class VllmProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        group, self._group = self._group, 0
+        if group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
 
     def _listen(self, stream: IO[bytes]) -> None:
         for raw in stream:
@@ -210,13 +227,14 @@ class VllmProcess:
             if self._closed.is_set():
                 return
             if self.up and not ended:
-                sick = sick + 1 if self._health() >= http.client.INTERNAL_SERVER_ERROR else 0
+                sick = 0 if self._health() == http.client.OK else sick + 1
                 if sick < SICK_IN_A_ROW:
-                    self._read_metrics()
+                    if not sick:
+                        self._read_metrics()
                     continue
             sick, pause = 0, FIRST_PAUSE_SECONDS if time.monotonic() - since > SOUND_SECONDS else pause
             self.up, self.trouble = False, f"{self.name}: vLLM is away; it is started again"
-            self._fell(f"vLLM ended: {self._last_words()}" if ended else "vLLM says that it is not well")
+            self._fell(f"vLLM ended: {self._last_words()}" if ended else "vLLM does not say that it is well")
             if self._closed.wait(pause):
                 return
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
@@ -240,7 +258,7 @@ class VllmProcess:
         try:
             self._spawn()
             self._wait(START_AGAIN_SECONDS)
-        except (InvalidBundleError, OSError, ValueError) as error:
+        except Exception as error:  # whatever it replied: nobody else would start it again
             self.trouble = f"{error}; it is started again"
             self._end()
             log_event("vllm-not-started", level="error", configuration=self.name, reason=str(error))
@@ -248,10 +266,14 @@ class VllmProcess:
     def _read_metrics(self) -> None:
         try:
             status, text = self.ask("/metrics")
-        except (OSError, http.client.HTTPException):
-            return
-        if status == http.client.OK:
-            self._drafts = draft_tokens(text.decode(errors="replace"))
+            if status == http.client.OK:
+                self._drafts = draft_tokens(text.decode(errors="replace"))
+            unread = ""
+        except Exception as error:  # whatever it replied: the next ones may be read
+            unread = str(error) or type(error).__name__
+        if unread and unread != self._unread:
+            log_event("vllm-metrics-unread", level="warning", configuration=self.name, reason=unread)
+        self._unread = unread
 
 
 def draft_tokens(metrics: str) -> tuple[int, int]:

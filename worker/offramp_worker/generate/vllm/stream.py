@@ -16,7 +16,9 @@ from offramp_worker.generate.seam import Sampling, Token
 from offramp_worker.generate.vllm.command import SERVED_NAME
 from offramp_worker.generate.vllm.process import UnixConnection
 
-SILENCE_SECONDS = 300.0  # the longest pause between two pieces of an answer
+FIRST_SILENCE_SECONDS = 120.0  # the longest wait for the first piece of an answer
+SILENCE_SECONDS = 300.0  # and between two
+BROKE_OFF = "vLLM broke off"
 MARGIN_OF = 2  # log probabilities of the two best tokens tell the margin between them
 _NAMED = "token_id:"  # what vLLM calls a token by, before its number
 
@@ -46,7 +48,7 @@ class AnswerStream:
 
     def __init__(self, at: Path, body: dict[str, Any], *, top: int, arrived: Callable[[], None]) -> None:
         """``top`` alternatives of each token are asked for."""
-        self._connection = UnixConnection(at, seconds=SILENCE_SECONDS)
+        self._connection = UnixConnection(at, seconds=FIRST_SILENCE_SECONDS)
         self._body, self._top, self._arrived = json.dumps(body), top, arrived
         self._lock = threading.Lock()
         self._tokens: list[Token] = []
@@ -71,7 +73,7 @@ class AnswerStream:
             self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
-        error = ""
+        error = BROKE_OFF  # unless it is read to its proper end
         try:
             self._connection.request("POST", "/v1/completions", self._body, {"Content-Type": "application/json"})
             reply = self._connection.getresponse()
@@ -79,8 +81,8 @@ class AnswerStream:
                 error = self._read_pieces(reply)
             else:
                 error = f"vLLM answered {reply.status}: {reply.read(500).decode(errors='replace')}"
-        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as cause:
-            error = f"vLLM broke off: {str(cause) or type(cause).__name__}"
+        except Exception as cause:  # whatever a reply is made of: it is no whole answer
+            error = f"{BROKE_OFF}: {str(cause) or type(cause).__name__}"
         finally:
             self._connection.close()
             with self._lock:
@@ -102,10 +104,16 @@ class AnswerStream:
             piece = json.loads(text)
             if "error" in piece:
                 return f"vLLM: {str(piece['error'])[:300]}"
+            self._began()
             for choice in piece["choices"]:
                 finished = finished or choice.get("finish_reason") in ("stop", "length")
                 self._keep(tokens_of(choice, top=self._top))
-        return "vLLM broke off"
+        return BROKE_OFF
+
+    def _began(self) -> None:
+        """From its first piece on an answer may pause for longer."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._connection.sock.settimeout(SILENCE_SECONDS)
 
     def _keep(self, tokens: list[Token]) -> None:
         if not tokens:
@@ -118,6 +126,8 @@ class AnswerStream:
 def tokens_of(choice: dict[str, Any], *, top: int) -> list[Token]:
     """The tokens of one piece of a stream, with what is known of them."""
     ids = choice.get("token_ids") or []
+    if not all(type(number) is int for number in ids):
+        raise ValueError("a token is no number")
     logprobs = choice.get("logprobs")
     if not logprobs:
         return [Token(number) for number in ids]
