@@ -202,7 +202,8 @@ class NoRoomError(OfframpError):
 
 
 class AwayError(NoRoomError):
-    """What computes this variant is away, nobody knows for how long: requests do not wait for it, audits do."""
+    """What computes this variant is away, nobody knows for how long: requests do not wait for it, audits
+    for the reference alone."""
 
 
 class GenerationEngine(Protocol):
