@@ -70,7 +70,7 @@ def test_the_detector_has_series_only_while_it_watches(bundle_dir: Path) -> None
     counters = Counters()
 
     class Idle:
-        rows, batch_rows, exits_off = 3, 16, False
+        rows, batch_rows, exits_off, overload_seconds = 3, 16, False, staticmethod(lambda: None)
         active = Active(Runtime(off, 0.0, counters.open(epoch=0, arm="stable", plan_hash=off.content_hash)))
 
     def told(engine: Any) -> dict[str, Any]:

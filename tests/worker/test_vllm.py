@@ -122,7 +122,11 @@ def that_does_not_start(python: Path) -> Iterator[None]:
 
 
 def pids(worker: WorkerProcess, configuration: str) -> int:
-    return int([e for e in worker.events("vllm-started") if e["configuration"] == configuration][-1]["pid"])
+    started = eventually(
+        lambda: [e for e in worker.events("vllm-started") if e["configuration"] == configuration],
+        what=f"the log's line of {configuration}",
+    )
+    return int(started[-1]["pid"])
 
 
 def test_prepare_starts_each_configuration_and_says_what_it_takes_and_loses(

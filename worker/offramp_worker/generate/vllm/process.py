@@ -128,7 +128,7 @@ class VllmProcess:
         self._lines.clear()
         keeper = Path(__file__).with_name("keeper.py")
         reads, writes = os.pipe()
-        with os.fdopen(reads, "rb") as told, os.fdopen(writes, "wb") as tells:
+        with os.fdopen(reads, "rb") as reports, os.fdopen(writes, "wb") as tells:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", str(keeper), str(writes), *self._command],
                 stdin=subprocess.PIPE,
@@ -142,7 +142,7 @@ class VllmProcess:
             assert self._process.stdout is not None
             threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
             tells.close()
-            self._group = int(told.read() or 0)
+            self._group = int(reports.read() or 0)
 
     def _wait(self, seconds: float) -> None:
         assert self._process is not None
