@@ -27,7 +27,7 @@ from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts
 from offramp_worker.generate.vllm.command import environment
-from offramp_worker.generate.vllm.load import VllmSettings, check_vllm, find_vllm, load_vllm
+from offramp_worker.generate.vllm.load import VllmSettings, check_vllm, find_vllm, load_vllm, model_of
 from offramp_worker.prepare.generation.vllm import VllmReport, prepare_vllm
 from offramp_worker.prepare.progress import Reporter
 
@@ -395,6 +395,39 @@ def test_a_bundle_that_somebody_changed_is_refused_with_its_field(
     manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
     (tmp_path / "bundle" / "manifest.json").write_text(json.dumps(manifest | edit))
     with pytest.raises(InvalidBundleError, match=told):
+        check_vllm(tmp_path / "bundle")
+
+
+def test_a_link_in_a_bundle_is_refused_for_nobody_looks_behind_it(
+    made: tuple[Path, Path, VllmReport], tmp_path: Path
+) -> None:
+    shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
+    model = tmp_path / "bundle" / "models" / "tiny"
+    (model.rename(tmp_path / "elsewhere") / "modeling.py").write_text("")
+    model.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidBundleError, match=r"models/tiny: is a link"):
+        check_vllm(tmp_path / "bundle")
+
+
+def test_a_checkpoint_that_names_another_model_is_refused(made: tuple[Path, Path, VllmReport], tmp_path: Path) -> None:
+    model = tmp_path / "tiny"
+    shutil.copytree(made[0] / "bundle" / "models" / "tiny", model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"speculators_config": {"verifier": {}}}))
+    with pytest.raises(InvalidBundleError, match=r"models/tiny/config\.json: speculators_config"):
+        model_of(model)
+
+
+@pytest.mark.parametrize("quantization", ["--trust-remote-code", "-q", "FP8", "fp8 x"])
+def test_a_quantization_that_is_an_option_or_no_name_is_refused(
+    quantization: str, made: tuple[Path, Path, VllmReport], tmp_path: Path
+) -> None:
+    shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
+    file = tmp_path / "bundle" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["configurations"][1]["quantization"] = quantization
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(InvalidBundleError, match="quantization"):
         check_vllm(tmp_path / "bundle")
 
 

@@ -98,6 +98,9 @@ def check_vllm(folder: Path) -> VllmManifest:
     manifest = read_vllm_manifest(folder)
     check_content(folder, manifest.files, most_bytes={})
     for file in (folder / MODELS).rglob("*"):  # vLLM reads whatever weights it finds
+        if file.is_symlink():  # what is behind it is not looked at here
+            name = file.relative_to(folder).as_posix()
+            raise InvalidBundleError(f"{name}: is a link; a bundle has plain files and folders alone")
         if not file.is_dir() and (name := file.relative_to(folder).as_posix()) not in manifest.files:
             raise InvalidBundleError(f"{name}: {MANIFEST_FILE} does not list it; take it away")
     check_models(folder, manifest)
@@ -180,6 +183,8 @@ def model_of(folder: Path) -> Model:
     """
     where = f"{MODELS}/{folder.name}/{CONFIG}"
     config = _object(folder / CONFIG, where)
+    if "speculators_config" in config:
+        raise InvalidBundleError(f"{where}: speculators_config names another model; list a draft in the configuration")
     inner = config.get("text_config")  # of a model that takes more than texts
     text: Mapping[str, Any] = inner if isinstance(inner, dict) else config
 

@@ -28,7 +28,7 @@ MODEL_FILES = re.compile(
     r"|model\.safetensors\.index|quantize_config)\.json|[\w.-]{1,80}\.safetensors|merges\.txt|chat_template\.jinja"
 )
 MOST_CONFIGURATIONS, MOST_DRAFT_TOKENS, MOST_RANGES, LONGEST_CONTEXT = 4, 16, 16, 2**20
-_QUANTIZATION = re.compile(r"[a-z0-9_-]{0,40}")
+_QUANTIZATION = re.compile(r"(?:[a-z0-9][a-z0-9_-]{0,39})?")  # no option of a command line
 
 
 @dataclass(frozen=True, slots=True)
