@@ -543,6 +543,19 @@ class Fleet(MemoryShell):
         return [r.status.verdict for r in self.rollouts.values()]
 
 
+def published(fleet: Fleet) -> PlanDocument:
+    """What its workers run under."""
+    assert fleet.published is not None
+    return fleet.published
+
+
+def promoted(manifest: Any) -> Fleet:
+    """A fleet whose first plan serves."""
+    fleet = Fleet(pool(4000, seed=1), manifest)
+    fleet.run(lambda f: "Succeeded" in f.verdicts())
+    return fleet
+
+
 def pooled(parts: Sequence[Records], time: np.ndarray) -> Records:
     """Rows of one chain, one part after the other."""
     return replace(

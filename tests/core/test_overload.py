@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import MANIFEST, Fleet, pool  # type: ignore[import-not-found]
+from fleet import MANIFEST, Fleet, promoted, published  # type: ignore[import-not-found]
 from hypothesis import given
 from hypothesis import strategies as st
 from scores import IDS, REQUEST, recorded
@@ -20,7 +20,7 @@ from offramp_core.control.spec import parse_spec
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.overload import LEAST_SECONDS, LONGEST_SECONDS, NEARLY, SHORT, SPARE_LOAD, Overload
-from offramp_core.protocol import OVERLOAD, PlanDocument
+from offramp_core.protocol import OVERLOAD
 from offramp_core.task import task_of
 from offramp_core.tuning import Proposed, tune
 from offramp_worker.engine.queue.batcher import Batcher
@@ -300,19 +300,12 @@ def test_it_has_no_plan_that_saves_no_more_than_everybodys(seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def served() -> Fleet:
-    fleet = Fleet(pool(4000, seed=1), manifest())
-    fleet.run(lambda f: "Succeeded" in f.verdicts())
-    return fleet
+    return promoted(manifest())
 
 
 @pytest.fixture
 def fleet(served: Fleet) -> Fleet:
     return copy.deepcopy(served)
-
-
-def published(fleet: Fleet) -> PlanDocument:
-    assert fleet.published is not None
-    return fleet.published
 
 
 def test_the_plan_brings_it_and_its_status_says_by_what_proof(fleet: Fleet) -> None:

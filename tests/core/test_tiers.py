@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import MANIFEST, Fleet, pool  # type: ignore[import-not-found]
+from fleet import MANIFEST, Fleet, pool, promoted, published  # type: ignore[import-not-found]
 from scipy.stats import binom
 from scores import IDS, REQUEST, recorded
 
@@ -21,7 +21,7 @@ from offramp_core.control.spec import TierObjective, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.plan import Plan, RampThreshold, TierRamps
-from offramp_core.protocol import ArmCounts, PlanDocument, tier_of, tier_slice
+from offramp_core.protocol import ArmCounts, tier_of, tier_slice
 from offramp_core.tuning import Proposed, tune
 
 STRICT = {"name": "strict", "maxDisagreement": "0.01"}
@@ -289,19 +289,12 @@ def test_what_audits_of_a_tier_are_counted_under_is_told_from_slices() -> None:
 
 @pytest.fixture(scope="module")
 def served() -> Fleet:
-    fleet = Fleet(pool(4000, seed=1), manifest(STRICT))
-    fleet.run(lambda f: "Succeeded" in f.verdicts())
-    return fleet
+    return promoted(manifest(STRICT))
 
 
 @pytest.fixture
 def fleet(served: Fleet) -> Fleet:
     return copy.deepcopy(served)
-
-
-def published(fleet: Fleet) -> PlanDocument:
-    assert fleet.published is not None
-    return fleet.published
 
 
 def test_one_rollout_brings_the_plan_and_that_of_its_tier(fleet: Fleet) -> None:

@@ -105,8 +105,11 @@ def _tier(use: TierUse) -> str:
     seen = f"; {use.disagreements} of {use.audited:,} audits disagreed" if use.audited else ""
     if use.name == OVERLOAD:
         return f"{_overload(use)}{seen}"
-    proof = f"predicted to save {share(use.saving)}, certified with {use.certified_k} of {use.certified_n:,}"
-    return f"tier {use.name}: budget {share(use.budget)}; {_TIERS.get(use.state, proof)}{seen}"
+    return f"tier {use.name}: budget {share(use.budget)}; {_TIERS.get(use.state) or _proof(use)}{seen}"
+
+
+def _proof(use: TierUse) -> str:
+    return f"predicted to save {share(use.saving)}, certified with {use.certified_k} of {use.certified_n:,}"
 
 
 def _overload(use: TierUse) -> str:
@@ -114,9 +117,8 @@ def _overload(use: TierUse) -> str:
     worker``."""
     if use.state in _NO_OVERLOAD:
         return f"overload: budget {share(use.budget)}; {_NO_OVERLOAD[use.state]}"
-    proof = f"predicted to save {share(use.saving)}, certified with {use.certified_k} of {use.certified_n:,}"
     now = f"now on {use.workers} worker{'s' * (use.workers != 1)}" if use.workers else "now on none"
-    return f"overload: budget {share(use.budget)}; {proof}; {use.requests:,} requests answered so; {now}"
+    return f"overload: budget {share(use.budget)}; {_proof(use)}; {use.requests:,} requests answered so; {now}"
 
 
 _NO_OVERLOAD = {

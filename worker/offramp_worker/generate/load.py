@@ -9,9 +9,9 @@ file.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from offramp_worker.generate.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Bundl
 from offramp_worker.logs import log_event
 from offramp_worker.memory import WORTH_BYTES, return_memory, use_large_pages
 
+Manifest = TypeVar("Manifest")
 Tensors = dict[str, npt.NDArray[Any]]
 Shapes = Mapping[str, tuple[Any, tuple[int, ...]]]
 TYPES: dict[Any, str] = {np.float32: "F32", np.uint8: "U8", np.int64: "I64"}
@@ -87,22 +88,44 @@ def read_manifest(folder: Path) -> GenerationManifest:
     InvalidBundleError
         It is missing, no manifest, or names the field that is wrong.
     """
+    raw = manifest_bytes(folder)
+    if (task := declared_task(folder)) != GENERATE:
+        raise InvalidBundleError(f"{MANIFEST_FILE}: task is {task!r}; a bundle for generation says {GENERATE!r}")
+    return parse_manifest(raw, GenerationManifest, fault=manifest_fault)
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """The manifest of a bundle that nobody trusts yet, whatever it says.
+
+    Raises
+    ------
+    InvalidBundleError
+        It is missing, no regular file or too large.
+    """
     try:
         file = plain_file(folder / MANIFEST_FILE)
         if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
             raise InvalidBundleError(f"{MANIFEST_FILE}: has {size} bytes; at most {MAX_MANIFEST_BYTES} are read")
-        raw = file.read_bytes()
+        return file.read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: cannot be read ({error.strerror}); is {folder} a bundle?"
         ) from error
-    if (task := declared_task(folder)) != GENERATE:
-        raise InvalidBundleError(f"{MANIFEST_FILE}: task is {task!r}; a bundle for generation says {GENERATE!r}")
+
+
+def parse_manifest(raw: bytes, kind: type[Manifest], *, fault: Callable[[Manifest], str]) -> Manifest:
+    """A manifest of a ``kind``, in which ``fault`` finds nothing wrong.
+
+    Raises
+    ------
+    InvalidBundleError
+        Names the field that is wrong.
+    """
     try:
-        manifest = parse_document(raw, GenerationManifest)
+        manifest = parse_document(raw, kind)
     except ValueError as error:
         raise InvalidBundleError(f"{MANIFEST_FILE}: {error}") from error
-    if wrong := manifest_fault(manifest):
+    if wrong := fault(manifest):
         raise InvalidBundleError(f"{MANIFEST_FILE}: {wrong}")
     return manifest
 

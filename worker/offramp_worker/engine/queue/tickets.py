@@ -159,7 +159,7 @@ class Ticket:
         return runtime.lets_go(slice_name=self.slice_name, tier=self.tier, max_disagreement=self.max_disagreement)
 
     def ran_under(self, runtime: Runtime) -> bool:
-        """Whether this plan of this epoch answered every row, none by a deadline."""
+        """Whether this plan of this epoch answered every row, and none by a deadline."""
         same = all(name == runtime.config for name in self.configs)
         return (
             self.error is None

@@ -20,9 +20,8 @@ from tokenizers import Tokenizer as Library
 from offramp_core.bundle import MANIFEST_FILE
 from offramp_core.errors import InvalidBundleError
 from offramp_worker.bundle.load import plain_file
-from offramp_worker.bundle.task import MAX_MANIFEST_BYTES
 from offramp_worker.documents import parse_document
-from offramp_worker.generate.load import check_content
+from offramp_worker.generate.load import check_content, manifest_bytes, parse_manifest
 from offramp_worker.generate.seam import GenerationBundle, Loaded, VariantSpec
 from offramp_worker.generate.tokenizer import TOKENIZER_FILE, load_tokenizer
 from offramp_worker.generate.vllm.command import Room, command, environment
@@ -98,10 +97,10 @@ def check_vllm(folder: Path) -> VllmManifest:
     manifest = read_vllm_manifest(folder)
     check_content(folder, manifest.files, most_bytes={})
     for file in (folder / MODELS).rglob("*"):  # vLLM reads whatever weights it finds
+        name = file.relative_to(folder).as_posix()
         if file.is_symlink():  # what is behind it is not looked at here
-            name = file.relative_to(folder).as_posix()
             raise InvalidBundleError(f"{name}: is a link; a bundle has plain files and folders alone")
-        if not file.is_dir() and (name := file.relative_to(folder).as_posix()) not in manifest.files:
+        if not file.is_dir() and name not in manifest.files:
             raise InvalidBundleError(f"{name}: {MANIFEST_FILE} does not list it; take it away")
     check_models(folder, manifest)
     return manifest
@@ -115,20 +114,7 @@ def read_vllm_manifest(folder: Path) -> VllmManifest:
     InvalidBundleError
         It is missing, no manifest, or names the field that is wrong.
     """
-    file = folder / MANIFEST_FILE
-    try:
-        if plain_file(file).stat().st_size > MAX_MANIFEST_BYTES:
-            raise InvalidBundleError(f"{MANIFEST_FILE}: has more than {MAX_MANIFEST_BYTES} bytes")
-        manifest = parse_document(file.read_bytes(), VllmManifest)
-    except OSError as error:
-        raise InvalidBundleError(
-            f"{MANIFEST_FILE}: cannot be read ({error.strerror}); is {folder} a bundle?"
-        ) from error
-    except ValueError as error:
-        raise InvalidBundleError(f"{MANIFEST_FILE}: {error}") from error
-    if wrong := manifest_fault(manifest):
-        raise InvalidBundleError(f"{MANIFEST_FILE}: {wrong}")
-    return manifest
+    return parse_manifest(manifest_bytes(folder), VllmManifest, fault=manifest_fault)
 
 
 def check_models(folder: Path, manifest: VllmManifest) -> None:
