@@ -289,7 +289,7 @@ async def _acts(teller: Storyteller) -> Json:
     )
     second = teller.last["status"]["rollout"]["name"]
     await asyncio.sleep(2.0)
-    drift_at = teller.mark("the inputs drift: blur and noise, in mid-canary")
+    drift_at = teller.mark("the inputs drift in mid-canary")
     teller.load.traffic = settings.drifted
     rollouts: list[Json] = []
 
