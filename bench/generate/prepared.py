@@ -130,7 +130,9 @@ def smollm2_bundle() -> Path:
 
 def _prepared(name: str, model: str, prompts: Sequence[str], *, tokens: int) -> Path:
     text = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-    content = hashlib.sha256(f"{name}/{tokens}/{text}".encode()).hexdigest()[:12]
+    with Path(model).open("rb") as file:
+        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    content = hashlib.sha256(f"{name}/{weights}/{tokens}/{text}".encode()).hexdigest()[:12]
     folder, data = BUILD / f"{name}-{content}", BUILD / f"{name}-{content}.jsonl"
     if not (folder / "report.json").is_file():
         BUILD.mkdir(parents=True, exist_ok=True)

@@ -25,9 +25,9 @@ NOISE = math.exp(0.1**2 / 2)  # the mean of what traffic has
 class Traffic:
     """Requests whose seconds per token are known by setting, with noise of a tenth."""
 
-    def __init__(self, drafts: Drafts, *, seed: int = 0, beside: int = 0) -> None:
+    def __init__(self, drafts: Drafts, *, seed: int = 0, beside: int = 0, noise: float = 0.1) -> None:
         """``beside`` answers are written side by side; by default as many as the context says."""
-        self.beside = beside
+        self.beside, self.noise = beside, noise
         self.drafts, self.random = drafts, np.random.default_rng(seed)
         self.chosen: list[Setting] = []
         self.seconds = 0.0
@@ -41,7 +41,7 @@ class Traffic:
             if i < context.load - 1:
                 continue
             setting = computed.popleft()
-            pace = paces[setting] * math.exp(0.1 * self.random.standard_normal())
+            pace = paces[setting] * math.exp(self.noise * self.random.standard_normal())
             beside = self.beside or context.load
             self.drafts.observe(context, setting, seconds=30 * pace, tokens=30, beside=beside)
             self.chosen.append(setting)
@@ -218,25 +218,49 @@ def test_what_others_have_learned_does_not_bind_a_class_for_which_it_does_not_ho
     assert traffic.drafts.serving() == {ALONE: GOOD, Context("noise", 1): NONE}
 
 
-def test_two_classes_are_within_five_percent_of_their_best_settings_after_a_hundred_requests_of_each() -> None:
-    """Where the maker's figures are right about code and wrong about prose."""
-    int4, int8, ngram = Setting("int4", 4), Setting("int8", 2), Setting("ngram", 8)
-    paces = {
-        "code": {NONE: 1.0, int4: 0.62, int8: 0.72, ngram: 0.66},
-        "prose": {NONE: 1.0, int4: 0.95, int8: 0.73, ngram: 1.0},
-    }
-    seconds = dict.fromkeys(paces, 0.0)
+SIX = tuple(
+    Setting(draft, n) for draft, n in [("int8", 2), ("int8", 3), ("int4", 4), ("int4", 8), ("ngram", 4), ("ngram", 6)]
+)
+#: Times per token over that of none by class, and what the maker measured.
+MIXED = {
+    "the maker is right about code": (
+        {"code": (0.72, 0.75, 0.62, 0.70, 0.66, 0.68), "prose": (0.73, 0.80, 0.95, 1.05, 1.0, 1.02)},
+        (0.62, 0.66, 0.46, 0.52, 0.49, 0.51),
+    ),
+    "all of them pay": (
+        {"code": (0.72, 0.68, 0.74, 0.85, 0.72, 0.70), "prose": (0.70, 0.68, 0.63, 0.72, 0.85, 0.85)},
+        (0.62, 0.57, 0.46, 0.50, 0.52, 0.49),
+    ),
+    "the maker is right about prose": (
+        {"code": (0.80, 0.78, 0.70, 0.75, 0.60, 0.57), "prose": (0.80, 0.78, 0.70, 0.75, 0.88, 0.88)},
+        (0.62, 0.57, 0.46, 0.50, 0.52, 0.49),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_two_classes_are_within_five_percent_of_their_best_settings_after_sixty_four_requests_of_each(
+    case: str,
+) -> None:
+    by_class, ratios = MIXED[case]
+    paces = {name: {NONE: 1.0} | dict(zip(SIX, of, strict=True)) for name, of in by_class.items()}
+    took = {name: 0.0 for name in paces}
     for seed in range(30):
-        traffic = Traffic(Drafts((int8, int4, ngram), {int4: 0.46, int8: 0.62, ngram: 0.49}), seed=seed)
-        for i in range(200):
+        traffic = Traffic(Drafts(SIX, dict(zip(SIX, ratios, strict=True))), seed=seed, noise=0.2)
+        for i in range(128):
             for name, of in paces.items():
-                before = traffic.seconds
                 traffic.serve(1, of, context=Context(name, 1))
-                seconds[name] += (traffic.seconds - before) * (i >= 100)
-    assert {name: took / 3000 / NOISE < 1.05 * min(paces[name].values()) for name, took in seconds.items()} == {
-        "code": True,
-        "prose": True,
-    }
+                took[name] += of[traffic.chosen[-1]] * (i >= 64) / (30 * 64)
+    assert {name for name, mean in took.items() if mean > 1.05 * min(paces[name].values())} == set()
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+def test_a_draft_that_pays_pays_for_trials_that_turned_out_dear(seed: int) -> None:
+    """Of four others three are slow, which the maker did not see; the fourth is the best, and was never measured."""
+    wrong, best = SEVERAL[:3], SEVERAL[3]
+    traffic = Traffic(Drafts((GOOD, *SEVERAL[:4]), dict.fromkeys(wrong, 0.3) | {GOOD: 0.25}), seed=seed)
+    traffic.serve(60, {NONE: 1.0, GOOD: 0.7, best: 0.5} | dict.fromkeys(wrong, 1.2))
+    assert traffic.drafts.serving()[ALONE] == best
 
 
 def test_a_draft_that_gains_on_many_short_answers_and_loses_on_a_long_one_does_not_serve() -> None:

@@ -22,9 +22,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from offramp_core.generation.classes import Classes
-from offramp_core.generation.levels import FIRST_TRIALS, NONE, STAKE, WEIGHT, Book, Level, Setting, faster
+from offramp_core.generation.levels import (
+    FIRST_TRIALS,
+    NONE,
+    STAKE,
+    WEIGHT,
+    Book,
+    Level,
+    Setting,
+    faster,
+    likely_faster,
+)
 
 FIRST_SHARE = 0.50  # of requests are trials at most, while some setting has had fewer than the first ones
+MAKERS = 0.5  # requests, that the maker's figure of a setting is worth beside its level
 TRIAL_SHARE = 0.03  # of requests, over all settings that do not serve
 MOST_FAILURES = 2  # of a draft in a row; with more it is off for good
 FORGIVEN = 0.1  # of a failure, by each answer that did not fail
@@ -145,27 +156,40 @@ class Drafts:
         return book.serves if book is not None else NONE
 
     def _candidate(self, at: Context, book: Book, draw: float) -> Setting | None:
-        """Whose trial it would be, once what serves has been measured: a fair turn at times, and beside those who has
-        had few and is expected to cost least; what has begun to pay is tried until that is known."""
+        """Whose trial it would be, once what serves has been measured: a fair turn at times. Beside those, while none
+        serves, who has had few and is expected to cost least; what has begun to pay is tried until that is known."""
         if not book.levels[book.serves].n or draw >= FIRST_SHARE or book.allowance < 0:
             return None
         if draw < TRIAL_SHARE:
             return book.next_turn()
-        untried = [s for s, level in book.levels.items() if level.n < FIRST_TRIALS and s != book.serves]
+        if book.serves != NONE:
+            return self._rival(at, book)
+        untried = [s for s, level in book.levels.items() if level.n < FIRST_TRIALS and s != NONE]
         promising = [s for s in untried if book.promises(s)]
         return min(promising or untried, key=lambda s: self._expected(at, s), default=None)
 
+    def _rival(self, at: Context, book: Book) -> Setting | None:
+        """Who is expected to be faster than the draft that serves, or was never tried."""
+        level = book.levels[book.serves].mean
+        expected = {s: self._expected(at, s) for s in self.settings if s != book.serves}
+        rivals = [s for s in expected if expected[s] < level or not book.levels[s].n]
+        return min(rivals, key=lambda s: expected[s], default=None)
+
     def _expected(self, at: Context, setting: Setting) -> float:
         """Logarithm of the seconds that a token should take: a draft's answers are computed alone, so what is known of
-        one load is the best guess for the others."""
-        own = self._books[at].levels[setting]
+        one load is the best guess for the others. What the maker measured was for one answer at a time."""
+        levels = self._books[at].levels
+        own = levels[setting]
+        if own.n and levels[NONE].n and at.load == 1 and setting in self.ratios:
+            maker = levels[NONE].mean + math.log(self.ratios[setting])
+            return (own.n * own.mean + MAKERS * maker) / (own.n + MAKERS)
         if own.n:
             return own.mean
         elsewhere = self._best_known(setting, self._books)
         if elsewhere is not None:
             return elsewhere.mean
         alone = self._best_known(NONE, (context for context in self._books if context.load == 1))
-        none = alone.mean if alone is not None else self._books[at].levels[NONE].mean + math.log(at.load)
+        none = alone.mean if alone is not None else levels[NONE].mean + math.log(at.load)
         return none + math.log(self.ratios.get(setting, 1.0))
 
     def _best_known(self, setting: Setting, contexts: Iterable[Context]) -> Level | None:
@@ -179,12 +203,12 @@ class Drafts:
             return NONE
         tried = [s for s in self.settings if book.levels[s].n >= FIRST_TRIALS]
         best = min(tried, key=lambda s: book.levels[s].mean, default=NONE)
-        if serves != NONE:
-            # It must still pay, and gives way to another draft only where that is beyond doubt.
-            if book.levels[serves].mean >= off.mean:
-                return NONE
-            return best if faster(book.levels[best], book.levels[serves]) else serves
-        return best if best != NONE and faster(book.levels[best], off) else NONE
+        if serves != NONE and book.levels[serves].mean >= off.mean:
+            return NONE  # it must still pay
+        if best == NONE or not faster(book.levels[best], off):
+            return serves
+        # Among drafts that pay it costs little to be wrong, and much to wait until there is no doubt.
+        return best if serves == NONE or likely_faster(book.levels[best], book.levels[serves]) else serves
 
     def _at(self, context: Context) -> Context:
         """Whose book decides: some of those that are computed may read their prompts, or end soon."""
@@ -201,9 +225,9 @@ class Drafts:
             stake = STAKE if at.load == 1 else 0.0
             shared = self._books.get(at._replace(request_class=""))
             if shared is not None:
-                book = shared.prior(stake)
+                book = shared.prior()
             else:
-                book = Book({s: Level() for s in (NONE, *self.settings)}, allowance=stake)
+                book = Book({s: Level() for s in (NONE, *self.settings)}, allowance=stake, stake=stake)
             self._books[at] = book
         return book
 

@@ -15,6 +15,7 @@ FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
 PRIOR_TRIALS = 2  # that what another context knows of a setting is worth
 STAKE = 0.5  # requests: what trials may cost before anything is earned, where one answer is written at a time
 MOST_LOST = 0.01  # of what requests take, by trials of settings that are slower than what serves
+SPENT = 0.25  # of what the draft that serves saves, on trials of others, while less than the stake is left
 MOST_CHARGED = 8.0  # requests, for one trial: one that the machine slept through says little
 WEIGHT = 0.15  # of the newest request in a level
 MOST_SURPRISE = 1.0  # of one request, as a logarithm, once a level is believed: the process may have been stopped
@@ -72,27 +73,32 @@ class Level:
 class Book:
     """One context: levels by setting, and which setting serves.
 
-    ``allowance`` is what trials may still cost, in requests of what serves; below zero they have cost more.
+    ``allowance`` is what trials may still cost, in requests of what serves; below zero they have cost more. It begins
+    with the ``stake``, and a draft that pays fills it up that far.
     """
 
     levels: dict[Setting, Level]
     serves: Setting = NONE
     allowance: float = 0.0
+    stake: float = 0.0
     turn: int = 0  # whose fair turn is next
     plain: int = 0  # requests in a row that are still computed without a draft, as a trial of none
     quiet: int = 0  # requests until something unknown may be tried again: the trial before it may not have ended
 
-    def prior(self, allowance: float) -> Book:
+    def prior(self) -> Book:
         """What a context begins with that is like this one: what serves here serves there, until it shows that it
         should not, and the others need fewer trials."""
         first = {NONE, self.serves}
         levels = {s: level.prior(FIRST_TRIALS if s in first else PRIOR_TRIALS) for s, level in self.levels.items()}
-        return Book(levels, self.serves, allowance)
+        return Book(levels, self.serves, self.stake, self.stake)
 
     def earn(self) -> None:
         """A request comes."""
         if self.allowance < MOST_CHARGED:
             self.allowance += MOST_LOST
+        if self.serves != NONE and self.allowance < self.stake:
+            saved = math.expm1(min(self.levels[NONE].mean - self.levels[self.serves].mean, MOST_SURPRISE))
+            self.allowance = min(self.stake, self.allowance + SPENT * max(0.0, saved))
         if self.quiet:
             self.quiet -= 1
 
@@ -151,3 +157,8 @@ class Book:
 def faster(one: Level, other: Level) -> bool:
     """Whether one setting is faster than another by the margin, two standard errors away from chance."""
     return one.mean + MARGIN + 2 * math.hypot(one.doubt, other.doubt) < other.mean
+
+
+def likely_faster(one: Level, other: Level) -> bool:
+    """Whether one setting is faster than another, one standard error away from chance."""
+    return one.mean + math.hypot(one.doubt, other.doubt) < other.mean
