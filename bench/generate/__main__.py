@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.generate.auto import auto
+from bench.generate.auto import auto, mixed
 from bench.generate.equality import equal_answers
 from bench.generate.prepared import BUILD, mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import BUDGETS, certified, recorded_answers
@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         "bench.generate speed --model smollm2 --prompts gsm8k --n 12",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=["equality", "speed", "auto", "rivals", "lossy", "exits", "tokens", "prepare"])
+    parser.add_argument(
+        "part", choices=["equality", "speed", "auto", "mixed", "rivals", "lossy", "exits", "tokens", "prepare"]
+    )
     parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
     parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories", "sst2"], default=None)
     parser.add_argument("--n", type=int, default=16, help="prompts")
@@ -55,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=4, help="rivals: groups of 1, 2, 4 and 8 prompts each")
     parser.add_argument("--exact", action="store_true", help="rivals: float32 without drafts alone")
     parser.add_argument("--no-drafts", action="store_true", help="speed: variants alone")
+    parser.add_argument("--learn", type=int, default=64, help="mixed: requests of each class before they are compared")
     parser.add_argument("--draws", type=int, default=200, help="lossy: samples to tune on")
     parser.add_argument(
         "--labels", type=int, default=0, help="lossy: answers of a sample; default: as many as there are prompts"
@@ -153,10 +156,15 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
                 folder,
                 calm=calm,
                 hostile=prompts_of("noise", options.n),
-                classes={name: prompts_of(of, 2 * options.n) for name, of in CLASSES[options.model].items()},
                 n=options.n,
                 tokens=options.tokens,
                 tick=_ticks(progress, "requests", None),
+            )
+        if options.part == "mixed":
+            asked = {of: prompts_of(data, options.learn + options.n) for of, data in CLASSES[options.model].items()}
+            tick = _ticks(progress, "requests", None)
+            return options.model, mixed(
+                folder, asked, learn=options.learn, n=options.n, tokens=options.tokens, tick=tick
             )
         if options.part == "rivals":
             model = Model(read_checkpoint(model_of(options.model)), Path(model_of(options.model)))
@@ -219,7 +227,7 @@ def _print(part: str, found: dict[str, Any]) -> None:
     if part == "equality":
         console.print({k: v for k, v in found.items() if k != "by_route"})
         return
-    if part == "auto":
+    if part in ("auto", "mixed"):
         console.print_json(data=found)
         return
     if part == "exits":

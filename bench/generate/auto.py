@@ -7,6 +7,7 @@ Seconds are the processor's of this process, from the first request of a group t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from offramp_worker.generate.seam import REFERENCE, DecodingRoute
 OFF = REFERENCE
 AT_ONCE = (1, 2, 4, 8)
 GROUP = 8  # requests at least before it is another way's turn
+QUARTERS = 4  # of the requests that are learned from
 HOSTILE, SOME = 60, 4  # requests; of which every so many is answered with the draft that had served, too
 Tick = Callable[[], None]
 
@@ -29,7 +31,6 @@ def auto(
     *,
     calm: Sequence[str],
     hostile: Sequence[str],
-    classes: Mapping[str, Sequence[str]],
     n: int,
     tokens: int,
     tick: Tick,
@@ -38,20 +39,36 @@ def auto(
     answers."""
     bundle = loaded(folder)
     settings = draft_settings(bundle.bundle)
-    fixed = {OFF: DecodingRoute()} | {text_of(_route(s)): _route(s) for s in settings}
 
     def new() -> Drafts:
         return Drafts(settings, draft_ratios(bundle.bundle))
 
-    with ServedInTurns(bundle, fixed) as served:
+    with ServedInTurns(bundle, _fixed(settings)) as served:
         return {
             "requests": n,
             "tokens": tokens,
             "settings": [str(s) for s in settings],
             "loads": [_beside(served, new(), calm, load=load, n=n, tokens=tokens, tick=tick) for load in AT_ONCE],
             "hostile": _moved(served, new(), calm, hostile, n=n, tokens=tokens, tick=tick),
-            "classes": _classes(served, new(), list(fixed), classes, n=n, tokens=tokens, tick=tick),
         }
+
+
+def mixed(
+    folder: Path, classes: Mapping[str, Sequence[str]], *, learn: int, n: int, tokens: int, tick: Tick
+) -> dict[str, Any]:
+    """Requests of several classes by turns, one at a time: ``learn`` of each to learn from, then ``n`` prompts of each,
+    which are answered by every setting too."""
+    bundle = loaded(folder)
+    settings = draft_settings(bundle.bundle)
+    fixed = _fixed(settings)
+    with ServedInTurns(bundle, fixed) as served:
+        served.learn_with(Drafts(settings, draft_ratios(bundle.bundle)))
+        rows = _classes(served, list(fixed), classes, learn=learn, n=n, tokens=tokens, tick=tick)
+    return {"tokens": tokens, "learned": learn, "settings": [str(s) for s in settings], "classes": rows}
+
+
+def _fixed(settings: Sequence[Setting]) -> dict[str, DecodingRoute]:
+    return {OFF: DecodingRoute()} | {text_of(_route(s)): _route(s) for s in settings}
 
 
 def _route(setting: Setting) -> DecodingRoute:
@@ -120,48 +137,48 @@ def _moved(
 
 def _classes(
     served: ServedInTurns,
-    drafts: Drafts,
     fixed: Sequence[str],
     classes: Mapping[str, Sequence[str]],
     *,
+    learn: int,
     n: int,
     tokens: int,
     tick: Tick,
 ) -> list[dict[str, Any]]:
-    """Requests of several classes by turns, one at a time: ``n`` of each to learn from, then half as many prompts of
-    each, which is answered by every setting too."""
-    served.learn_with(drafts)
-    learned = {name: Stretch() for name in classes}
-    for i in range(n):
+    learned = {name: list[str]() for name in classes}
+    for i in range(learn):
         for name, prompts in classes.items():
-            some = _taken(prompts, i, 1)
-            learned[name].add(served.answer(AUTO, some, at_once=1, tokens=tokens, request_class=name))
+            one = served.answer(AUTO, _taken(prompts, i, 1), at_once=1, tokens=tokens, request_class=name)
+            learned[name] += one.routes
             tick()
     ways = [AUTO, *fixed]
     total = {name: {way: Stretch() for way in ways} for name in classes}
-    for i in range(n // 2):
+    for i in range(n):
         for name, prompts in classes.items():
-            some = _taken(prompts, n + i, 1)
+            some = _taken(prompts, learn + i, 1)
             for way in _turned(ways, i):
-                one = served.answer(way, some, at_once=1, tokens=tokens, request_class=name)
-                total[name][way].add(one)
+                total[name][way].add(served.answer(way, some, at_once=1, tokens=tokens, request_class=name))
                 tick()
-    rows = []
-    for name, of in total.items():
-        best = min(fixed, key=lambda way: of[way].seconds)
-        rows.append(
-            {
-                "class": name,
-                "requests": n // 2,
-                "learned": n,
-                "ratios": {way: of[way].seconds / of[OFF].seconds for way in ways},
-                "best": best,
-                "against_best": of[AUTO].seconds / of[best].seconds,
-                "routes": dict(of[AUTO].routes),
-                "learning": dict(learned[name].routes),
-            }
-        )
-    return rows
+    return [
+        {"class": name, "requests": n, **_compared({way: one.seconds for way, one in of.items()}, learned[name])}
+        | {"routes": dict(of[AUTO].routes)}
+        for name, of in total.items()
+    ]
+
+
+def _compared(seconds: Mapping[str, float], learned: Sequence[str]) -> dict[str, Any]:
+    """What was learned against the best setting in hindsight; and what learning took, by quarters of the requests that
+    were learned from: each is counted with the time that its setting took in the comparison."""
+    fixed = {way: took for way, took in seconds.items() if way != AUTO}
+    best = min(fixed, key=lambda way: fixed[way])
+    edges = [len(learned) * k // QUARTERS for k in range(QUARTERS + 1)]
+    parts = [[fixed[route] / fixed[best] for route in learned[a:b]] for a, b in pairwise(edges)]
+    return {
+        "ratios": {way: took / seconds[OFF] for way, took in seconds.items()},
+        "best": best,
+        "against_best": seconds[AUTO] / seconds[best],
+        "learning": [sum(part) / len(part) if part else None for part in parts],
+    }
 
 
 def _taken(prompts: Sequence[str], first: int, n: int) -> list[str]:

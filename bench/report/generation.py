@@ -21,6 +21,7 @@ def section(results: Results) -> list[str]:
         *_equality(found.get("equality", {})),
         *_speed(found.get("speed", {})),
         *_auto(found.get("auto", {})),
+        *_mixed(found.get("mixed", {})),
         *_rivals(found.get("rivals", {})),
         *_exits(found.get("exits", {})),
         *_tokens(found.get("tokens", {})),
@@ -86,16 +87,6 @@ def _auto(found: dict[str, Any]) -> list[str]:
         ]
         moved = run["hostile"]
         off = f"no draft serves after {moved['off_after']} of them" if moved["off_after"] else "it stays"
-        classes = [
-            [
-                row["class"],
-                f"{row['ratios']['auto']:.2f}",
-                f"{row['best']}: {row['ratios'][row['best']]:.2f}",
-                f"{row['against_best']:.2f}",
-                _several(row["routes"]),
-            ]
-            for row in run["classes"]
-        ]
         lines += [
             f"*Drafts chosen by measurement on {name}* (decisions 105 and 106): a worker's desk that chooses among "
             f"{', '.join(run['settings'])} against the same desk with one setting for all requests, answers of up to "
@@ -108,10 +99,46 @@ def _auto(found: dict[str, Any]) -> list[str]:
             f"{moved['requests']} of random characters, for which it would take {moved['served_ratio']:.2f} of no "
             f"draft's time (every fourth was asked so): {off}, and all of them take {moved['ratio']:.2f}.",
             "",
-            f"Two classes by turns, one request at a time: after {run['classes'][0]['learned']} requests of each, "
-            f"{run['classes'][0]['requests']} prompts of each are answered by every setting too:",
+            *_when({name: run}),
+        ]
+    return lines
+
+
+def _mixed(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, run in found.items():
+        body = [
+            [
+                row["class"],
+                *("" if part is None else f"{part:.2f}" for part in row["learning"]),
+                f"{row['best']}: {row['ratios'][row['best']]:.2f}",
+                f"{row['ratios']['auto']:.2f}",
+                f"**{row['against_best']:.2f}**",
+                _several(row["routes"]),
+            ]
+            for row in run["classes"]
+        ]
+        quarter = run["learned"] // len(run["classes"][0]["learning"])
+        lines += [
+            f"*Two classes by turns on {name}* (decisions 103 and 107), one request at a time, answers of up to "
+            f"{run['tokens']} tokens, choosing among {', '.join(run['settings'])}: {run['learned']} requests of each "
+            f"to learn from, then {run['classes'][0]['requests']} prompts",
+            "of each that every setting answers too, in turns. Times are ratios of the processor's seconds of whole "
+            "answers, prompts included: what learning took, by its quarters, over the best setting; the best setting "
+            "over no draft; and what was",
+            "learned, over no draft and over the best setting.",
             "",
-            *table([f"{name}, class", "time", "best setting", "against it", "answers by route"], classes),
+            *table(
+                [
+                    f"{name}, class",
+                    *(f"{quarter * k + 1} to {quarter * (k + 1)}" for k in range(len(run["classes"][0]["learning"]))),
+                    "best setting",
+                    "learned",
+                    "against the best",
+                    "answers by route",
+                ],
+                body,
+            ),
             *_when({name: run}),
         ]
     return lines

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.generate.auto import AT_ONCE, HOSTILE, OFF, auto
+from bench.generate.auto import AT_ONCE, HOSTILE, OFF, auto, mixed
 from bench.generate.prepared import prompts_of
 from bench.generate.served import AUTO, ServedInTurns
 from bench.generate.writing import loaded
@@ -43,7 +43,6 @@ def test_what_is_measured_stands_in_the_report(folder: Path, tmp_path: Path) -> 
         folder,
         calm=OPENINGS,
         hostile=[prompt[:20] for prompt in prompts_of("noise", 5)],
-        classes={"prose": OPENINGS, "code": [prompt[:40] for prompt in prompts_of("code", 5)]},
         n=8,
         tokens=4,
         tick=lambda: ticks.append(1),
@@ -51,7 +50,21 @@ def test_what_is_measured_stands_in_the_report(folder: Path, tmp_path: Path) -> 
     assert [row["at_once"] for row in found["loads"]] == list(AT_ONCE)
     assert all(sum(row["routes"].values()) == row["requests"] >= 8 for row in found["loads"])
     assert found["hostile"]["requests"] == HOSTILE < len(ticks)
-    assert all(set(row["ratios"]) == {AUTO, OFF, *(f"fp32+{s}" for s in found["settings"])} for row in found["classes"])
     (tmp_path / "generate.json").write_text(json.dumps({"auto": {"stories": found}}))
     page = "\n".join(section(Results(tmp_path)))
-    assert "Drafts chosen by measurement on stories" in page and "| prose |" in page
+    assert "Drafts chosen by measurement on stories" in page
+
+
+def test_classes_are_compared_after_they_were_learned_about_and_learning_has_its_price(
+    folder: Path, tmp_path: Path
+) -> None:
+    classes = {"prose": OPENINGS, "code": [prompt[:40] for prompt in prompts_of("code", 5)]}
+    found = mixed(folder, classes, learn=8, n=2, tokens=4, tick=lambda: None)
+    for row in found["classes"]:
+        ways = {AUTO, OFF, *(f"fp32+{s}" for s in found["settings"])}
+        assert set(row["ratios"]) == ways and sum(row["routes"].values()) == row["requests"] == 2
+        assert row["best"] == min(ways - {AUTO}, key=lambda way: row["ratios"][way])
+        assert len(row["learning"]) == 4 and all(part >= 1 for part in row["learning"])
+    (tmp_path / "generate.json").write_text(json.dumps({"mixed": {"stories": found}}))
+    page = "\n".join(section(Results(tmp_path)))
+    assert "| 1 to 2 |" in page and "| prose |" in page

@@ -169,27 +169,32 @@ class Drafts:
         return min(promising or untried, key=lambda s: self._expected(at, s), default=None)
 
     def _rival(self, at: Context, book: Book) -> Setting | None:
-        """Who is expected to be faster than the draft that serves, or was never tried."""
-        level = book.levels[book.serves].mean
-        expected = {s: self._expected(at, s) for s in self.settings if s != book.serves}
-        rivals = [s for s in expected if expected[s] < level or not book.levels[s].n]
-        return min(rivals, key=lambda s: expected[s], default=None)
+        """Who may be faster than the draft that serves, or was never tried."""
+        level, others = book.levels[book.serves].mean, [s for s in self.settings if s != book.serves]
+        hoped = {s: self._hoped(at, s) for s in others}
+        rivals = [s for s in others if hoped[s] < level or not book.levels[s].n]
+        return min(rivals, key=lambda s: hoped[s], default=None)
+
+    def _hoped(self, at: Context, setting: Setting) -> float:
+        """As :meth:`_expected`, and what the bundle's maker measured, for one answer at a time, counts a little."""
+        levels = self._books[at].levels
+        own = levels[setting]
+        if at.load > 1 or not own.n or not levels[NONE].n or setting not in self.ratios:
+            return self._expected(at, setting)
+        maker = levels[NONE].mean + math.log(self.ratios[setting])
+        return (own.n * own.mean + MAKERS * maker) / (own.n + MAKERS)
 
     def _expected(self, at: Context, setting: Setting) -> float:
         """Logarithm of the seconds that a token should take: a draft's answers are computed alone, so what is known of
-        one load is the best guess for the others. What the maker measured was for one answer at a time."""
-        levels = self._books[at].levels
-        own = levels[setting]
-        if own.n and levels[NONE].n and at.load == 1 and setting in self.ratios:
-            maker = levels[NONE].mean + math.log(self.ratios[setting])
-            return (own.n * own.mean + MAKERS * maker) / (own.n + MAKERS)
+        one load is the best guess for the others."""
+        own = self._books[at].levels[setting]
         if own.n:
             return own.mean
         elsewhere = self._best_known(setting, self._books)
         if elsewhere is not None:
             return elsewhere.mean
         alone = self._best_known(NONE, (context for context in self._books if context.load == 1))
-        none = alone.mean if alone is not None else levels[NONE].mean + math.log(at.load)
+        none = alone.mean if alone is not None else self._books[at].levels[NONE].mean + math.log(at.load)
         return none + math.log(self.ratios.get(setting, 1.0))
 
     def _best_known(self, setting: Setting, contexts: Iterable[Context]) -> Level | None:
