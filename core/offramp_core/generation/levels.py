@@ -96,7 +96,7 @@ class Book:
         """A request comes."""
         if self.allowance < MOST_CHARGED:
             self.allowance += MOST_LOST
-        if self.serves != NONE and self.allowance < self.stake:
+        if self.stake and self.serves != NONE and self.allowance < self.stake:
             saved = math.expm1(min(self.levels[NONE].mean - self.levels[self.serves].mean, MOST_SURPRISE))
             self.allowance = min(self.stake, self.allowance + SPENT * max(0.0, saved))
         if self.quiet:
