@@ -107,11 +107,12 @@ MARKED = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- /numbers -->)", re.DOT
 def outputs() -> dict[str, str]:
     """Written pages with fresh tables between their markers."""
     found, made = {}, dict[str, str]()
-    for path in sorted(DOCS.rglob("*.md")):
+    pages = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
+    for name, path in {"../README.md": DOCS.parent / "README.md", **pages}.items():
         text = path.read_text(encoding="utf-8")
         if "<!-- numbers: " not in text:
             continue
-        for _, name, _ in MARKED.findall(text):
-            made.setdefault(name, TABLES[name]())
-        found[path.relative_to(DOCS).as_posix()] = MARKED.sub(lambda m: f"{m[1]}\n{made[m[2]]}\n\n{m[3]}", text)
+        for _, table, _ in MARKED.findall(text):
+            made.setdefault(table, TABLES[table]())
+        found[name] = MARKED.sub(lambda m: f"{m[1]}\n{made[m[2]]}\n\n{m[3]}", text)
     return found
