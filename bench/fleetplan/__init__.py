@@ -5,6 +5,7 @@ The planner of core in the loop of a simulator, on real traces, beside named pol
 scenes.py   menus, pools and traces
 runs.py     all policies on a scene
 replays.py  whether budgets are kept, in many replays with certificates of their own
+forecasts.py  what it is worth to remember earlier days
 judged.py   what was asked, and whether it was met
 pictures.py cost, misses and disagreement over time
 """

@@ -1,4 +1,4 @@
-"""``python -m bench.fleetplan [--scene NAME...] [--replays 200] [--json]``."""
+"""``python -m bench.fleetplan [--scene NAME...] [--replays 200] [--forecasts 8] [--json]``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.arrivals import MissingTraceError
+from bench.fleetplan.forecasts import RECENT, forecasts
 from bench.fleetplan.judged import ahead, verdicts
 from bench.fleetplan.pictures import draw
 from bench.fleetplan.replays import replays
@@ -59,6 +60,15 @@ def replay_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return shown
 
 
+def forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What was known of the past, for people."""
+    shown = Table("planned from", f"cost, of the {RECENT}'s", "missed", "worst stretch", title="earlier days")
+    alone = next(row["cost"] for row in rows if row["policy"] == RECENT)
+    for row in rows:
+        shown.add_row(row["policy"], f"{row['cost'] / alone:.2f}", f"{row['missed']:.2%}", f"{row['worst']:.2%}")
+    return shown
+
+
 def _played(name: str, console: Console) -> dict[str, Any]:
     says, build = SCENES[name]
     scene = build()
@@ -77,6 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.fleetplan", description="the fleet planner beside named policies")
     parser.add_argument("--scene", nargs="*", choices=list(SCENES), default=list(SCENES), help="all when left out")
     parser.add_argument("--replays", type=int, default=200, help="how many, 0 for none")
+    parser.add_argument("--forecasts", type=int, default=8, help="stretches of Twitter, 0 for none")
     parser.add_argument("--json", action="store_true", help="print the result instead of tables")
     options = parser.parse_args(arguments)
     console = Console(stderr=options.json)
@@ -85,11 +96,15 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.scene:
             found["scenes"][name] = _played(name, console)
             _write(OUT, found)
-        if options.replays:
-            rows = [asdict(row) for row in replays(options.replays)]
-            console.print(replay_table(rows))
-            found["replays"] = {"rows": rows, "measured": provenance()}
-            _write(OUT, found)
+        for name, count, play, shown in (
+            ("replays", options.replays, replays, replay_table),
+            ("forecasts", options.forecasts, forecasts, forecast_table),
+        ):
+            if count:
+                rows = [asdict(row) for row in play(count)]
+                console.print(shown(rows))
+                found[name] = {"rows": rows, "measured": provenance()}
+                _write(OUT, found)
     except MissingTraceError as error:
         print(f"bench.fleetplan: {error}", file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -12,15 +13,16 @@ from hypothesis import strategies as st
 from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import Load
 from offramp_core.control.spec import WorkerPool, parse_spec
+from offramp_core.control.workers.pool_demand import asked_days, demand_of
 from offramp_core.control.workers.pool_plan import (
     LEAST_RATE,
     PoolsView,
-    demand_of,
     next_numbers,
     plan_event,
     plan_pools,
+    with_plan,
 )
-from offramp_core.fleet import Window
+from offramp_core.fleet import DAY_SECONDS, EarlierDays, Window
 
 SPARE = 1.10  # what a new plan answers of the demand
 
@@ -277,9 +279,42 @@ def test_where_no_pool_answers_in_time_the_numbers_stay_and_the_plan_says_why() 
 
 def test_what_came_lately_is_told_by_a_clock_that_may_be_set_back() -> None:
     windows = [Window(ended_at=1000.0 + end, seconds=10.0, rate=rate) for end, rate in ((0.0, 5.0), (-10.0, 7.0))]
-    assert demand_of(Load(windows=tuple(windows)), 1001.0) == 7.0
+    assert demand_of(Load(windows=tuple(windows)), 1001.0, lead_seconds=30.0) == 7.0
     ahead = Window(ended_at=1000.0 + 3600.0, seconds=10.0, rate=500.0)
-    assert demand_of(Load(windows=(*windows, ahead)), 1001.0) == 7.0, "it ended before the clock was set back"
+    assert demand_of(Load(windows=(*windows, ahead)), 1001.0, lead_seconds=30.0) == 7.0, (
+        "it ended before the clock was set back"
+    )
+
+
+def test_workers_are_there_before_the_hour_that_was_busy_on_three_earlier_days() -> None:
+    pools = [{"name": "a", "costPerHour": "1", "maxWorkers": 9}]
+    objective = {"latency": {"threshold": "1s"}, "accuracy": {"maxDisagreement": "0.02"}}
+    spec = parse_spec({"model": {"uri": "oci://offramp/digits:1"}, "objective": objective, "pools": pools})
+    service = Service("default", "digits", "uid", 1, spec, ServiceStatus())
+    windows = deque[Window](maxlen=360)
+    nine = 20_000 * DAY_SECONDS + 9 * 3600.0
+    for i in range(int((3 * DAY_SECONDS + 3600.0) / 30)):
+        now = nine - 3 * DAY_SECONDS - 3600.0 + 30.0 * i
+        windows.append(Window(ended_at=now, seconds=10.0, rate=60.0 if (now - nine) % DAY_SECONDS < 600.0 else 10.0))
+        asked = asked_days(service, Load(windows=tuple(windows)), now)
+        service = replace(service, status=replace(service.status, asked=asked))
+
+    def planned_at(now: float) -> tuple[int, str]:
+        known = (figures("a", 10.0, planned=2, ready=2),)
+        load = Load(windows=tuple(Window(ended_at=now - 10.0 * i, seconds=10.0, rate=10.0) for i in range(30)))
+        told = with_plan(service, known, load, placed={"a": 2}, shares={}, now=now, watched_since=0.0)
+        return told[0][0].planned, told[1].reason
+
+    assert planned_at(nine - 600.0)[0] == 2
+    workers, why = planned_at(nine - 20.0)  # they take 30 s to start
+    assert workers == 7 and why.endswith("requests/s are expected, as came at this time on 3 of 3 earlier days")
+
+
+def test_nothing_is_remembered_where_the_operator_plans_no_workers() -> None:
+    objective = {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}}
+    spec = parse_spec({"model": {"uri": "oci://offramp/digits:1"}, "objective": objective, "replicas": 2})
+    service = Service("default", "digits", "uid", 1, spec, ServiceStatus(asked=EarlierDays(1e6, "ZGRk")))
+    assert asked_days(service, Load(), 1e6) == EarlierDays()
 
 
 def test_a_plan_is_told_against_the_workers_that_there_were() -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service, ServiceStatus, StartUpTimes
 from offramp_core.control.snapshot import Load, StartUp
 from offramp_core.control.spec import parse_spec
-from offramp_core.control.workers.pool_plan import demand_of, plan_event, startup_seconds, with_plan
+from offramp_core.control.workers.pool_demand import demand_of
+from offramp_core.control.workers.pool_plan import plan_event, startup_seconds, with_plan
 from offramp_core.control.workers.startup import next_startup
 from offramp_core.fleet import Window
 

@@ -53,6 +53,11 @@ def status_of(f: Fleet) -> dict[str, Object]:
     return {pool["name"]: pool for pool in service["status"].get("pools", ())}
 
 
+def remembered(f: Fleet) -> Object:
+    """What came on earlier days."""
+    return dict((f.cache.get(SERVICE, f.namespace, "digits") or {})["status"].get("asked") or {})
+
+
 async def deployments(f: Fleet) -> set[str]:
     return {obj["metadata"]["name"] for obj in (await f.client.list(DEPLOYMENT, f.namespace))[0]}
 
@@ -418,6 +423,21 @@ def test_where_the_spec_says_how_many_workers_there_are_a_plan_is_only_told(
             await f.rest()
             assert await ready_in(f) == {"fast": 1, "slow": 1}
             assert [note for note in await told_of_plans(f) if note.startswith("workers recommended: fast 2 (was 1)")]
+
+    tools.run(story())
+
+
+def test_what_was_asked_outlasts_the_operator_and_rests_in_between(fleet: Any, tools: Any, seen_enough: None) -> None:
+    async def story() -> None:
+        async with fleet(nodes={"fast": 3}, pools=priced(fast="1"), answering=True) as f:
+            now = time.time()
+            hours = tuple(Window(ended_at=now - 20 * i, seconds=10.0, rate=90.0) for i in range(360))
+            f.reconciler._observer.windows = hours
+            await f.until(lambda: bool(remembered(f)), what="what was asked in the last hours")
+            told = remembered(f)
+            f.reconciler._observer.windows = (*hours, Window(ended_at=now + 1.0, seconds=10.0, rate=95.0))
+            await f.rest()
+            assert remembered(f) == told, "it is written once an hour"
 
     tools.run(story())
 

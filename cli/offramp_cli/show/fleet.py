@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from offramp_cli.show.lines import Cell, columns, heading
-from offramp_core.fleet import Considered, FleetDocument, FleetPlan, ServicePlan, Workers
+from offramp_core.fleet import OFTEN, Considered, FleetDocument, FleetPlan, ServicePlan, Usual, Workers
 
 POOLS = ("POOL", "WORKERS", "COST/H", "ONE MORE SAVES")
 CONSIDERED = ("PLAN", "POOL", "BATCH", "DISAGREES", "ALONE", "COST/H", "WORKERS", "WHY")
@@ -30,14 +30,18 @@ def fleet_lines(document: FleetDocument, plan: FleetPlan, saved: Mapping[str, fl
         )
     lines = columns(rows)
     for service in plan.services:
-        lines += [Text(), _head(service), *_considered(service)]
+        lines += [Text(), _head(service, document.usual.get(service.service)), *_considered(service)]
     return [*lines, Text(), _total(plan)]
 
 
-def _head(service: ServicePlan) -> Text:
+def _head(service: ServicePlan, usual: Usual | None) -> Text:
+    """``usual`` is given where earlier days ask for more than the recent past does."""
     head = Text(f"{service.service}: ", style="bold")
+    asked = "asked"
+    if usual is not None:
+        asked = f"expected, as came at this time on {OFTEN} of {usual.days} earlier days"
     head.append(
-        f"{service.demand:.4g}/s asked, {service.answered_rate:.4g}/s can be answered in time, "
+        f"{service.demand:.4g}/s {asked}, {service.answered_rate:.4g}/s can be answered in time, "
         f"{service.cost_per_hour:.4g} an hour; {service.reason}",
         style="yellow" if service.unmet_rate else "",
     )
@@ -89,7 +93,11 @@ def fleet_data(document: FleetDocument, plan: FleetPlan, saved: Mapping[str, flo
             }
             for pool in document.pools
         ],
-        "services": [_service_data(service) for service in plan.services],
+        "services": [
+            _service_data(service) | ({"earlierDays": usual.days} if usual else {})
+            for service in plan.services
+            for usual in (document.usual.get(service.service),)
+        ],
     }
 
 

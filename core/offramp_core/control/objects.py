@@ -15,6 +15,7 @@ from typing import Any, Literal
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.evidence.one_arm import Counts
+from offramp_core.fleet.days import EarlierDays
 from offramp_core.plan import Plan
 from offramp_core.protocol import OVERLOAD, ArmCounts, PlanCounts, class_of, tier_of
 from offramp_core.reasons import ConditionType, MaybeReason, PassedOn
@@ -820,7 +821,8 @@ class RampSetStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """``EarlyExitService.status``. ``models`` are the newest first."""
+    """``EarlyExitService.status``. ``models`` are the newest first; ``asked`` is what came on earlier days, where
+    workers are planned by it."""
 
     observed_generation: int = 0
     settled_generation: int = 0
@@ -836,6 +838,7 @@ class ServiceStatus:
     capacity: CapacityStatus = CapacityStatus()
     pools: tuple[PoolStatus, ...] = ()
     pool_plan: PoolPlanStatus = PoolPlanStatus()
+    asked: EarlierDays = field(default_factory=EarlierDays)
     observed: ObservedFigures = ObservedFigures()
     measured: Measured = Measured()
     tiers: tuple[TierUse, ...] = ()

@@ -32,6 +32,7 @@ from offramp_core.control.trust import not_pooled
 from offramp_core.control.tuning.tuner import PinJudged, Tuned
 from offramp_core.control.workers.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.workers.delivery import proven_models
+from offramp_core.control.workers.pool_demand import asked_days
 from offramp_core.control.workers.pool_plan import plan_event, with_plan
 from offramp_core.control.workers.pools import Model, next_pools, rate_of_all, with_place
 from offramp_core.control.workers.versions import serving_source
@@ -68,6 +69,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
         capacity=facts.capacity.status,
         pools=facts.pools,
         pool_plan=pool_plan,
+        asked=asked_days(service, seen.snapshot.observed.load, seen.now),
         observed=observed if stable.name == before.stable_config else replace(observed, taken_at=None),
         measured=draft.measured_of_stable,
         tiers=_tiers(seen, draft),

@@ -4,6 +4,7 @@ parts.py     what is planned from: pools, services, columns (certified plan x po
 queueing.py  head-room: how much workers must be able to do beyond the demand, so that the objective holds
 bursts.py    how much demand varies, and how much of that a plan is for
 forecast.py  the demand by the time a new worker would answer
+days.py      what came at each time of the last seven days, in a text that outlasts the process
 exact.py     one service at given pool prices, exactly
 shared.py    many services that share pools: prices, a bound, and a plan that fits
 division.py  who gets how many workers of one kind that there are too few of
@@ -16,6 +17,7 @@ document.py  pools and services as people write them down
 """
 
 from offramp_core.fleet.bursts import burst_variation, variation_to_plan_for
+from offramp_core.fleet.days import EarlierDays, Usual, expected_rate, next_days, usual_rate
 from offramp_core.fleet.division import Claim, divide
 from offramp_core.fleet.document import LARGEST_BATCH, FleetDocument, parse_fleet
 from offramp_core.fleet.forecast import (
@@ -23,6 +25,7 @@ from offramp_core.fleet.forecast import (
     DAYS,
     HOUR_SECONDS,
     HOURS,
+    OFTEN,
     RECENT,
     Window,
     predicted_rate,
@@ -38,11 +41,13 @@ __all__ = [
     "HOURS",
     "HOUR_SECONDS",
     "LARGEST_BATCH",
+    "OFTEN",
     "RECENT",
     "Caution",
     "Claim",
     "Column",
     "Considered",
+    "EarlierDays",
     "FleetDocument",
     "FleetPlan",
     "Key",
@@ -52,15 +57,19 @@ __all__ = [
     "ServicePlan",
     "Step",
     "Switch",
+    "Usual",
     "Window",
     "Workers",
     "burst_variation",
     "divide",
+    "expected_rate",
     "headroom_rate",
+    "next_days",
     "next_steps",
     "parse_fleet",
     "plan_fleet",
     "predicted_rate",
     "saved_by_one_more",
+    "usual_rate",
     "variation_to_plan_for",
 ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from offramp_core.control.spec import parse_duration, parse_size
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
+from offramp_core.fleet.days import Usual, expected_rate
+from offramp_core.fleet.forecast import DAYS, often
 from offramp_core.fleet.parts import (
     LEAST_COST,
     LEAST_LATE,
@@ -40,11 +42,13 @@ ProfileReader = Callable[[str, str], BatchSeconds]
 
 @dataclass(frozen=True, slots=True)
 class FleetDocument:
-    """What is planned; tiers of a service are services of their own, named ``service/tier``."""
+    """What is planned; tiers of a service are services of their own, named ``service/tier``. ``usual`` is what came on
+    earlier days, of services that are planned for more because of it."""
 
     pools: tuple[Pool, ...]
     services: tuple[Service, ...]
     current: Mapping[str, tuple[Workers, ...]]
+    usual: Mapping[str, Usual] = field(default_factory=dict)
 
 
 def parse_fleet(value: Any, *, profile: ProfileReader) -> FleetDocument:
@@ -65,13 +69,17 @@ def parse_fleet(value: Any, *, profile: ProfileReader) -> FleetDocument:
     _refuse_twice([pool.name for pool in pools], "pools")
     services: list[Service] = []
     current: dict[str, tuple[Workers, ...]] = {}
+    usual: dict[str, Usual] = {}
     for fields in top.each("services", _SERVICE, most=MOST_SERVICES):
-        tiers = _tiers(fields, {pool.name for pool in pools}, profile)
+        demand = _demand(fields.inner("demand", ("rate", "predictedRate", "earlierDays", "variation")))
+        tiers = _tiers(fields, demand, {pool.name for pool in pools}, profile)
         services += tiers
+        if demand.usual is not None:
+            usual |= dict.fromkeys((tier.name for tier in tiers), demand.usual)
         if workers := _workers(fields, tiers):
             current[tiers[0].name] = workers
     _refuse_twice([service.name for service in services], "services")
-    return FleetDocument(tuple(pools), tuple(services), current)
+    return FleetDocument(tuple(pools), tuple(services), current, usual)
 
 
 _POOL = ("name", "costPerHour", "maxWorkers", "workerMemory")
@@ -101,24 +109,47 @@ def _pool(fields: _Fields) -> Pool:
     )
 
 
-def _tiers(fields: _Fields, pools: set[str], profile: ProfileReader) -> list[Service]:
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """``usual`` is None where earlier days lead to no larger plan."""
+
+    rate: float
+    predicted_rate: float
+    variation: float
+    usual: Usual | None
+
+
+def _demand(fields: _Fields) -> _Demand:
+    """What is asked now and expected: as the operator does it, a rise that came on several earlier days counts."""
+    rate = fields.number("rate", least=0, most=MOST_RATE)
+    later = fields.number("predictedRate", least=0, most=MOST_RATE, default=rate)
+    variation = fields.number("variation", least=0, most=MOST_VARIATION, default=1.0)
+    days = fields.get("earlierDays")
+    if days is None:
+        return _Demand(rate, later, variation, None)
+    if not isinstance(days, list) or not 0 < len(days) <= DAYS:
+        raise fields.wrong("earlierDays", f"must be a list of 1 to {DAYS} rates, one for each earlier day")
+    each = _Fields({str(i): day for i, day in enumerate(days)}, fields.path("earlierDays"), None)
+    rates = [each.number(i, least=0, most=MOST_RATE) for i in each.value]
+    usual, recent = Usual(often(rates), len(rates)), max(rate, later)
+    expected = expected_rate(recent, usual)
+    return _Demand(rate, max(later, expected), variation, usual if expected > recent else None)
+
+
+def _tiers(fields: _Fields, demand: _Demand, pools: set[str], profile: ProfileReader) -> list[Service]:
     """A service, or one for each of its tiers."""
     name = fields.text("name")
     if "/" in name:
         raise fields.wrong("name", f"is {name!r}; write it without '/', which stands before a tier's name")
     promise = _promise(fields.inner("objective", ("latency", "accuracy")))
     columns = _columns(fields, pools, profile)
-    demand = fields.inner("demand", ("rate", "predictedRate", "variation"))
-    rate = demand.number("rate", least=0, most=MOST_RATE)
-    later = demand.number("predictedRate", least=0, most=MOST_RATE, default=rate)
-    variation = demand.number("variation", least=0, most=MOST_VARIATION, default=1.0)
 
     def service(named: str, share: float, kept: _Promise) -> Service:
         return Service(
             name=named,
-            rate=share * rate,
-            predicted_rate=share * later,
-            arrival_variation=variation,
+            rate=share * demand.rate,
+            predicted_rate=share * demand.predicted_rate,
+            arrival_variation=demand.variation,
             latency_seconds=kept.latency_seconds,
             late_share=kept.late_share,
             max_disagreement=kept.max_disagreement,

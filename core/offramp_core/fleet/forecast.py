@@ -71,8 +71,8 @@ def predicted_rate(history: Sequence[Window], *, now: float, lead_seconds: float
     by_the_clock = [now - hour * HOUR_SECONDS for hour in range(1, HOURS + 1)]
     level = past.level(now)
     by_now, by_clock = past.rises(lately, step), past.rises(by_the_clock, lead_seconds)
-    clock = min(level * _often(f for f, _ in by_clock), _often(rate for _, rate in by_clock))
-    risen = max(_often(rate for _, rate in by_now), clock, past.onward(lead_seconds))
+    clock = min(level * often(f for f, _ in by_clock), often(rate for _, rate in by_clock))
+    risen = max(often(rate for _, rate in by_now), clock, past.onward(lead_seconds))
     usual = [past.highest(now - day * DAY_SECONDS, lead_seconds) for day in range(1, DAYS + 1)]
     days = [rate for rate in usual if rate is not None]
     return max(level, risen, median(days) if days else 0.0, WARM * past.mean(now - HOUR_SECONDS))
@@ -149,7 +149,7 @@ class _Past:
         return (after / level, after) if level > 0 and after > max(RISE * level, level + chance) else None
 
 
-def _often(values: Iterable[float]) -> float:
+def often(values: Iterable[float]) -> float:
     """What was reached as often as has to be expected; 0 where nothing was."""
     found = sorted(values, reverse=True)
     return found[OFTEN - 1] if len(found) >= OFTEN else 0.0

@@ -7,15 +7,25 @@ policies.py  the product's planner, and rivals by their published rules
 """
 
 from offramp_lab.fleet.parts import Counts, Decision, Measured, Policy, Seen, Task
-from offramp_lab.fleet.policies import HorizontalPodAutoscaler, Infaas, Planned, Proteus, cpu, in_flight
-from offramp_lab.fleet.world import LEAD_SECONDS, Outcome, TaskOutcome, simulate
+from offramp_lab.fleet.policies import (
+    HorizontalPodAutoscaler,
+    Infaas,
+    LikeTheOperator,
+    Planned,
+    Proteus,
+    cpu,
+    in_flight,
+)
+from offramp_lab.fleet.world import LEAD_SECONDS, WINDOW_SECONDS, Outcome, TaskOutcome, simulate
 
 __all__ = [
     "LEAD_SECONDS",
+    "WINDOW_SECONDS",
     "Counts",
     "Decision",
     "HorizontalPodAutoscaler",
     "Infaas",
+    "LikeTheOperator",
     "Measured",
     "Outcome",
     "Planned",

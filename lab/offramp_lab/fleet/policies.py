@@ -18,7 +18,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from offramp_core.fleet import Caution, Column, Key, Pool, Service, Workers, plan_fleet, predicted_rate
+from offramp_core.fleet import (
+    HOUR_SECONDS,
+    Caution,
+    Column,
+    EarlierDays,
+    Key,
+    Pool,
+    Service,
+    Workers,
+    expected_rate,
+    next_days,
+    plan_fleet,
+    predicted_rate,
+    usual_rate,
+)
 from offramp_lab.fleet.parts import Decision, Policy, Seen
 from offramp_lab.fleet.world import WINDOW_SECONDS
 
@@ -59,7 +73,7 @@ class Planned(Policy):
     def _service(self, seen: Seen, now: float) -> Service:
         columns = tuple(filter(self.chosen, seen.columns))
         lead = max(column.startup_seconds for column in columns) + self.interval_seconds
-        rate = predicted_rate(seen.windows, now=now, lead_seconds=lead)
+        rate = self._expected(seen, now, lead)
         return Service(
             name=seen.task,
             rate=rate,
@@ -70,6 +84,25 @@ class Planned(Policy):
             max_disagreement=seen.max_disagreement,
             columns=columns,
         )
+
+    def _expected(self, seen: Seen, now: float, lead_seconds: float) -> float:
+        return predicted_rate(seen.windows, now=now, lead_seconds=lead_seconds)
+
+
+@dataclass
+class LikeTheOperator(Planned):
+    """The planner of core with what the operator knows: the windows of the last hour and, of tasks that stand in
+    ``asked``, what it remembers of earlier days."""
+
+    asked: dict[str, EarlierDays] = field(default_factory=dict)
+
+    def _expected(self, seen: Seen, now: float, lead_seconds: float) -> float:
+        hour = tuple(w for w in seen.windows if w.ended_at > now - HOUR_SECONDS)
+        recent = predicted_rate(hour, now=now, lead_seconds=lead_seconds)
+        if seen.task not in self.asked:
+            return recent
+        known = self.asked[seen.task] = next_days(self.asked[seen.task], hour, now=now, spread=0)
+        return expected_rate(recent, usual_rate(known, now=now, lead_seconds=lead_seconds))
 
 
 @dataclass

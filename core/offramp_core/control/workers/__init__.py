@@ -2,6 +2,7 @@
 
 capacity.py  what workers answer with exits off, and how many it takes
 pools.py     what the workers of each pool can do, and how requests are shared
+pool_demand.py  what they are planned for: the recent past, and earlier days
 pool_plan.py how many workers each pool is to have
 class_shares.py what each service may have of a class that others use too
 startup.py   how long a new worker takes until it answers

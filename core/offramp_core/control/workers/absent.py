@@ -10,6 +10,7 @@ from offramp_core.control.conditions import Facts, conditions, workers_status
 from offramp_core.control.objects import Config, ConfigStatus
 from offramp_core.control.snapshot import Decision, Event, Snapshot, Worker
 from offramp_core.control.status import capacity_of, summarised
+from offramp_core.control.workers.pool_demand import asked_days
 from offramp_core.control.workers.pool_plan import plan_event, with_plan
 from offramp_core.control.workers.pools import next_pools, with_place
 from offramp_core.control.workers.rest import Rest, at_rest
@@ -56,6 +57,7 @@ def without_workers(
         capacity=facts.capacity.status,
         pools=facts.pools,
         pool_plan=plan,
+        asked=asked_days(service, load, now),
         conditions=conditions(facts, settled_generation=settled, observed=({}, 0, 0)),
     )
     return Decision(

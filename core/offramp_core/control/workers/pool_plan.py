@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service
 from offramp_core.control.snapshot import ClassShare, Event, Load
 from offramp_core.control.spec import WorkerPool
+from offramp_core.control.workers.pool_demand import as_usual, demand_of
 from offramp_core.fleet import (
     Caution,
     Column,
@@ -22,9 +23,10 @@ from offramp_core.fleet import (
     Present,
     ServicePlan,
     Workers,
+    expected_rate,
     next_steps,
     plan_fleet,
-    predicted_rate,
+    usual_rate,
 )
 from offramp_core.fleet import Service as Planned
 from offramp_core.reasons import Reason
@@ -32,7 +34,6 @@ from offramp_core.reasons import Reason
 NAME = "service"  # each service is planned alone: its pools are its own
 STARTUP_SECONDS = 30.0  # from the decision to the first answer, where it was not measured
 LEAST_RATE = 1e-3  # of a service that nobody asks: one worker stays, or nobody would notice that it is asked again
-RECENT_SECONDS = 60.0
 WATCHED_SECONDS = 120.0  # of requests that this process must have seen before it takes workers away
 CAUTION = Caution()
 TINY = 1e-9
@@ -179,8 +180,13 @@ def with_plan(
     if moving := model_on_its_way(known):  # then nobody is pressed by the share of another one
         has = {pool.name: pool.desired for pool in known}
         shares = {name: replace(share, most=max(share.most, has[name])) for name, share in shares.items()}
+    lead = max(map(startup_seconds, known))
+    recent, usual = (
+        demand_of(load, now, lead_seconds=lead),
+        usual_rate(service.status.asked, now=now, lead_seconds=lead),
+    )
     view = replace(
-        view_of(service, known, demand_of(load, now, lead_seconds=max(map(startup_seconds, known)))),
+        view_of(service, known, expected_rate(recent, usual)),
         may_lower=now - watched_since >= WATCHED_SECONDS,
         placed=placed,
         answered=before.answered,
@@ -203,7 +209,8 @@ def with_plan(
     same = all((a.planned, a.wanted) == (b.planned, b.wanted) for a, b in zip(pools, known, strict=True))
     if before.reason and same and (not shares or asked == before.demand):
         return tuple(pools), before
-    reason = "; ".join([plan.reason, *in_short(service, pools, shares)])
+    parts = [plan.reason, as_usual(usual, recent), *in_short(service, pools, shares)]
+    reason = "; ".join(part for part in parts if part)
     return tuple(pools), PoolPlanStatus(asked, _digits(plan.answered), round(plan.cost_per_hour, 6), reason)
 
 
@@ -286,13 +293,6 @@ def _until_then(service: Service, pools: Sequence[PoolStatus], plan: PoolPlanSta
 def startup_seconds(pool: PoolStatus) -> float:
     """From the decision to the first answer of a new worker."""
     return pool.startup.seconds or STARTUP_SECONDS
-
-
-def demand_of(load: Load, now: float, *, lead_seconds: float = STARTUP_SECONDS) -> float:
-    """Requests per second to plan for: what is expected by the time that a new worker answers, or the most that came in
-    ten seconds of the last minute."""
-    newest = (w.rate for w in load.windows if abs(now - w.ended_at) < RECENT_SECONDS)  # a clock may be set back
-    return max(predicted_rate(load.windows, now=now, lead_seconds=lead_seconds), max(newest, default=0.0))
 
 
 def _digits(value: float) -> float:
