@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.fleetplan.forecasts import remembered
 from bench.fleetplan.judged import ahead, verdicts
 from bench.fleetplan.replays import shown_by_certificate
 from bench.fleetplan.runs import BEST_SINGLE, INFAAS, LARGEST, OURS, PROTEUS, policies, with_certificates
@@ -15,6 +16,7 @@ from bench.fleetplan.scenes import BOLD, BUDGET, MINILM, Scene, menu, pools
 from bench.report.fleetplan import goals, section
 from bench.report.results import MISSING, Results
 
+from offramp_core.fleet import usual_rate
 from offramp_lab.fleet import Task, simulate
 
 
@@ -89,3 +91,18 @@ def test_the_page_has_each_scene_and_says_what_is_missing(tmp_path: Path) -> Non
 
 def test_without_results_all_of_it_is_missing(tmp_path: Path) -> None:
     assert all(goal.met is None for goal in goals(Results(tmp_path)))
+
+
+def test_what_an_operator_remembers_of_a_trace_is_what_came_at_that_time() -> None:
+    past = np.full(3 * 86_400, 20)
+    past[::86_400] = 9_000  # a second of each day, in which the trace begins as well
+    task = Task(
+        name="one",
+        latency_seconds=MINILM.latency_seconds,
+        max_disagreement=BUDGET,
+        menu=menu(MINILM),
+        counts=np.full(60, 20),
+        past=past,
+    )
+    usual = [usual_rate(remembered(task), now=now, lead_seconds=30.0) for now in (0.0, 43_200.0)]
+    assert usual[0].rate > 500.0 and usual[1].rate < 25.0

@@ -20,10 +20,10 @@ from offramp_core.fleet.forecast import DAY_SECONDS, DAYS, DEVIATIONS, HOUR_SECO
 SLOT_SECONDS = 300.0
 SLOTS_A_DAY = int(DAY_SECONDS / SLOT_SECONDS)
 MOST_SLOTS = DAYS * SLOTS_A_DAY
-#: Between two looks at a service that nobody asks pass at most so many seconds: what a window speaks for.
-LOOK_SECONDS = 60.0
+#: Between two polls of a service that nobody asks pass at most so many seconds: what a window speaks for.
+POLL_SECONDS = 60.0
 WINDOW_SECONDS = 10.0  # in which a rate was counted
-LEAST_SEEN = 0.5  # of a slot, in looks
+LEAST_SEEN = 0.5  # of a slot, in polls
 UNKNOWN, NOTHING, FIRST, LAST = 0, 1, 2, 255  # what a byte says; from FIRST on it is a rate
 LEAST_RATE, RATIO = 0.01, 1.08  # of a byte, and from one byte to the next
 FURTHEST = 2.0**40  # seconds since the epoch: a time beyond it is none
@@ -110,7 +110,7 @@ def _slots(known: EarlierDays) -> bytes:
 
 def _begin(windows: Sequence[Window], now: float, spread: int) -> float | None:
     """Of the first slot of a service, once its turn of the hour has come since it was first looked at."""
-    first = min((w.ended_at for w in windows if w.ended_at <= now), default=now)
+    first = min((w.ended_at - w.seconds for w in windows if w.ended_at <= now), default=now)
     phase = spread % HOUR_SECONDS
     turn = now - (now - phase) % HOUR_SECONDS
     if first > turn - SLOT_SECONDS:
@@ -120,14 +120,14 @@ def _begin(windows: Sequence[Window], now: float, spread: int) -> float | None:
 
 def _seen(windows: Iterable[Window], begin: float, count: int) -> dict[int, int]:
     """The byte of each slot from ``begin`` on that was seen."""
-    highest, looks = defaultdict[int, float](float), defaultdict[int, set[int]](set)
+    highest, polls = defaultdict[int, float](float), defaultdict[int, set[int]](set)
     for w in windows:
         slot = math.ceil((w.ended_at - begin) / SLOT_SECONDS) - 1
         if 0 <= slot < count:
             highest[slot] = max(highest[slot], w.rate)
-            looks[slot].add(int(w.ended_at // LOOK_SECONDS))
-    enough = LEAST_SEEN * SLOT_SECONDS / LOOK_SECONDS
-    return {slot: _byte(rate) for slot, rate in highest.items() if len(looks[slot]) >= enough}
+            polls[slot].add(int(w.ended_at // POLL_SECONDS))
+    enough = LEAST_SEEN * SLOT_SECONDS / POLL_SECONDS
+    return {slot: _byte(rate) for slot, rate in highest.items() if len(polls[slot]) >= enough}
 
 
 def _byte(rate: float) -> int:
