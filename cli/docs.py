@@ -22,14 +22,14 @@ HEAD = """\
 cluster. `offramp --install-completion` completes commands, options and names of services. This page is generated: `make gen`.
 
 The day-two commands (`get` to `pin`) read one of two sources: a cluster, with the kubeconfig, context and namespace that kubectl would use, or the
-state folder of `offramp up`. `--state DIR` names a folder; any flag that names a cluster means the cluster; without either, `.offramp` in the present
-folder is read where it is, else the cluster. People get aligned text, colours only on a terminal; `-o json` and `-o yaml` are for machines.
+state folder of `offramp up`. `--state DIR` selects a folder, and any flag about a cluster selects the cluster. Without either, they read `.offramp` in the current
+folder if it exists, else the cluster. The default output is text for people, with colors only on a terminal; `-o json` and `-o yaml` are for machines.
 
-Their exit codes: 0 done; 1 the answer is no (degraded, refused, different, a wrong manifest); 2 timed out, or wrong usage; 3 could not be asked
-(no cluster, unknown name, not allowed). Errors are one line on stderr that says what to do next.
+Their exit codes: 0 done; 1 the answer is no (degraded, refused, different, a wrong manifest); 2 timed out, or wrong usage; 3 there is no answer
+(no cluster, unknown name, not allowed). An error is one line on stderr that says what to do next.
 
-What they write is little: `spec.decision` and `spec.paused` of a RampRollout (promote, approve, abort, pause, resume), and the annotation
-`earlyexit.dev/request` on your own service (tune), which the operator answers once. Nothing writes your spec. In a cluster this takes the verbs
+They write only `spec.decision` and `spec.paused` of a RampRollout (promote, approve, abort, pause, resume), and the annotation
+`earlyexit.dev/request` on your own service (tune), which the operator answers once. No command writes your spec. In a cluster they need the verbs
 `get` and `list` on earlyexitservices, rampconfigs and ramprollouts, `patch` on ramprollouts or earlyexitservices to decide, and `list` on pods to see them.
 """
 CONTEXT = typer.Context(typer.main.get_command(app))

@@ -10,32 +10,32 @@ CoreOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Be an edge: the core worker, http://HOST:PORT, that answers what leaves at no exit here. It serves the "
-        "same bundle.",
+        help="Be an edge: the core worker, http://HOST:PORT, that answers the rows that do not exit here. It must "
+        "serve the same bundle.",
     ),
 ]
 UplinkOption = Annotated[
     str | None,
-    typer.Option(metavar="RATE", help="Of the uplink, such as 500kbit or 10Mbit; measured without it."),
+    typer.Option(metavar="RATE", help="Rate of the uplink, such as 500kbit or 10Mbit. By default it is measured."),
 ]
 ResidueOption = Annotated[
     str | None,
     typer.Option(
         metavar="Auto|Input|Features",
-        help="What is sent to the core: the model's input, or what the last stage here hands on. Auto, the default, "
-        "takes what is answered soonest, and computes here what is sooner here.",
+        help="What is sent to the core: the model's input, or the features after the last stage here. Auto, the "
+        "default, measures which is answered first, and computes here what is faster here.",
     ),
 ]
 OfflineOption = Annotated[
     str | None,
     typer.Option(
         metavar="Refuse|Answer",
-        help="What such requests get while the core is out of reach: 503 (the default), or the answer of the last exit "
-        "here, marked `offline` in the reply.",
+        help="What rows that do not exit get while the core is out of reach: 503 (the default), or the answer of the "
+        "last exit here, with `offline` in the reply.",
     ),
 ]
 EdgesOption = Annotated[
-    bool, typer.Option("--edges", help="Be a core: take rows, features and audits of edges that serve this bundle.")
+    bool, typer.Option("--edges", help="Be a core: answer rows, features and audits of edges that serve this bundle.")
 ]
 
 

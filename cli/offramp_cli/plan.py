@@ -35,10 +35,10 @@ def plan(
 ) -> None:
     """Say which certified plans should serve on which hardware, on how many workers, what that costs, and why.
 
-    Exit code 0: all that is asked is answered in time. 1: some of it is not, and the table says how much. 2: the file
+    Exit code 0: all requests are answered in time. 1: some are not, and the table says how many. 2: the file
     is wrong; the message names the field.
 
-    A decision aid on measured profiles: nothing is asked of a cluster, and nothing started.
+    It computes from measured profiles alone: it reads no cluster and starts nothing.
     """
     try:
         document = load_fleet(file)

@@ -110,7 +110,7 @@ SplitOption = Annotated[
 ]
 VariationsOption = Annotated[int, typer.Option(help="Shifted, slightly noisy copies of each image that trains heads.")]
 SideOption = Annotated[
-    list[str] | None, typer.Option(help="A small model to put in front, a URI like --model's; may be given again.")
+    list[str] | None, typer.Option(help="A small model at the input, in the form of --model; may be given again.")
 ]
 PrecisionOption = Annotated[
     str,
@@ -149,9 +149,7 @@ PreprocessorOption = Annotated[
         "beside the model]"
     ),
 ]
-PadIdOption = Annotated[
-    int | None, typer.Option(help="Token id that fills texts up.  [default: the tokenizer's, else 0]")
-]
+PadIdOption = Annotated[int | None, typer.Option(help="Token id that pads texts.  [default: the tokenizer's, else 0]")]
 SepIdOption = Annotated[
     int | None, typer.Option(help="Token id that ends each text of a pair.  [default: the tokenizer's]")
 ]
@@ -208,11 +206,11 @@ VariantsOption = Annotated[
     bool,
     typer.Option(
         "--variants",
-        help="Also try cheaper forms of the model: low rank, fewer channels, fewer blocks, each taught the model's own "
-        "answers, in fp32 and at int8. Those that are faster here at their disagreement stay. Stops and resumes.",
+        help="Also try cheaper forms of the model: low rank, fewer channels, fewer blocks, each trained on the model's "
+        "own answers, in fp32 and int8. The bundle keeps those that save time here. Can be stopped and resumed.",
     ),
 ]
-VariantSecondsOption = Annotated[float, typer.Option(help="With --variants: how long each of them learns.")]
+VariantSecondsOption = Annotated[float, typer.Option(help="With --variants: seconds to train each of them.")]
 JsonOutputOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -262,8 +260,8 @@ def prepare(
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
 
-    The bundle's folder also gets report.json, which --json prints, and report.png: what every ramp costs, who could
-    leave there, and what plans could save.
+    The bundle's folder also gets report.json, which --json prints, and report.png: what every ramp costs, how many
+    inputs could exit there, and what plans could save.
     """
     if task == GENERATE:
         _refuse_others(context)

@@ -30,8 +30,8 @@ def serve(  # noqa: PLR0917 - options of a command
         list[str] | None,
         typer.Argument(
             metavar="DIR...",
-            help="An exit bundle that `offramp prepare` wrote. Several share one executor, each under the name of its "
-            "folder or, as NAME=DIR, another one.",
+            help="An exit bundle that `offramp prepare` wrote. Several share one executor; each has the name of its "
+            "folder, or NAME in NAME=DIR.",
         ),
     ] = None,
     port: Annotated[
@@ -42,14 +42,13 @@ def serve(  # noqa: PLR0917 - options of a command
         int | None, typer.Option(help="Port of the same protocol over gRPC; not opened unless given.", min=0, max=65535)
     ] = None,
     models: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file that lists several bundles, in the place of DIR.")
+        Path | None, typer.Option(metavar="FILE", help="A file that lists several bundles, instead of DIR.")
     ] = None,
     memory: Annotated[
         int | None,
         typer.Option(
             metavar="BYTES",
-            help="Memory for several models: those that are asked for least leave it, and come back when they are "
-            "asked for.",
+            help="Memory for several models: the least requested are unloaded, and loaded again on request.",
             min=1,
         ),
     ] = None,
@@ -64,14 +63,13 @@ def serve(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Serve a bundle, or several, over the Open Inference Protocol v2.
 
-    With --plan the exits of one plan are on. The worker audits a share of the requests and switches them off when
-    answers differ more than the plan was certified for; nothing else watches or changes it.
+    With --plan the exits of one plan are on. The worker audits a share of the requests, and switches exits off when
+    more answers differ than the certificate allows. Nothing else checks or changes the plan.
 
-    With --core this is an edge box: what leaves at no exit of the plan here is answered by a worker that was started
-    with --edges.
+    With --core this is an edge box: a worker that was started with --edges answers the rows that do not exit here.
 
-    The OFFRAMP_ variables of the environment apply as well: with OFFRAMP_PUBLIC_KEY, OFFRAMP_TOKEN_SHA256 and
-    OFFRAMP_SERVICE_UID the admin port opens and signed plans are taken.
+    The OFFRAMP_ variables of the environment apply as well. With OFFRAMP_PUBLIC_KEY, OFFRAMP_TOKEN_SHA256 and
+    OFFRAMP_SERVICE_UID the worker opens its admin port and accepts signed plans.
     """
     env = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
     own = {"OFFRAMP_GRPC_PORT": grpc_port, "OFFRAMP_FIXED_PLAN": plan, "OFFRAMP_MODELS_BYTES": memory}

@@ -32,8 +32,8 @@ def triton(
 ) -> None:
     """Write a plan's exits into one ONNX graph, as a model repository that Triton Inference Server serves.
 
-    Rows that leave at a ramp are not computed any further there. The plan stays what it is: nothing audits it, gates
-    it or takes it back. Exit code 2: the plan is none of the bundle's, or a file is unreadable or there already.
+    Rows that exit at a ramp are not computed any further. In Triton nothing audits the plan or rolls it back.
+    Exit code 2: the plan does not belong to the bundle, or a file cannot be read or exists already.
     """
     # The serving stack is the optional part `worker`; the other commands must not need it.
     from offramp_worker.bundle.load import load_bundle

@@ -37,7 +37,7 @@ def up(
     *,
     state: Annotated[
         Path | None,
-        typer.Option(help="State folder; without one, .offramp/NAME in the current folder.", file_okay=False),
+        typer.Option(help="State folder; by default .offramp/NAME in the current folder.", file_okay=False),
     ] = None,
     port: Annotated[
         int, typer.Option(help="Port for clients on 127.0.0.1; 0 takes any free one.", min=0, max=65535)
@@ -45,7 +45,7 @@ def up(
     web_port: Annotated[
         int | None,
         typer.Option(
-            help="Port of the web page on 127.0.0.1, 0 for any free one; 8082 if it is free without it.",
+            help="Port of the web page on 127.0.0.1; 0 takes any free one. By default 8082, if it is free.",
             min=0,
             max=65535,
         ),

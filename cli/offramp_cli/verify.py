@@ -48,11 +48,9 @@ def verify(
         Path, typer.Argument(metavar="FILE", help="A RampConfig (YAML or JSON), or a certificate with --plan.")
     ],
     *,
-    plan: Annotated[
-        Path | None, typer.Option(metavar="PLAN", help="The plan, where FILE is a certificate alone.")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option(metavar="PLAN", help="The plan, if FILE is a certificate alone.")] = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE.npz", help="The held-out records: counts are then made again.")
+        Path | None, typer.Option(metavar="FILE.npz", help="The held-out records, to count again.")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
@@ -61,9 +59,9 @@ def verify(
     Exit code 0: all of them hold. 1: one does not, there is none, or none was made from the records given. 2: a file is
     unreadable.
 
-    Without --records the arithmetic and the digests are checked: that the certificate belongs to this very plan, that
-    its test stayed within what the promise allows, that its counts pass. With them the plan is replayed and the counts
-    are made again.
+    Without --records it checks the arithmetic and the digests: that the certificate belongs to this plan, that its test
+    stayed within the error allowance, and that its counts pass. With --records it also replays the plan and counts
+    again.
 
     Examples:
 

@@ -46,7 +46,7 @@ def export(
     name: OneService,
     *,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="NAME", help="A RampConfig; without, the one that serves.")
+        str | None, typer.Option("--config", metavar="NAME", help="A RampConfig; by default the one that serves.")
     ] = None,
 ) -> None:
     """Print the plan that serves as a ramps.pin block, to commit to Git.
@@ -74,7 +74,7 @@ def pin(
     ramp: Annotated[
         list[str] | None,
         typer.Option(
-            "--ramp", metavar="ID=THRESHOLD", help="Leave at this ramp below this uncertainty; may be repeated."
+            "--ramp", metavar="ID=THRESHOLD", help="Exit at this ramp below this uncertainty; may be repeated."
         ),
     ] = None,
     precision: Annotated[
@@ -94,12 +94,12 @@ def pin(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and print the patch; required, as nothing is written.")
+        bool, typer.Option("--dry-run", help="Check and print the patch. Required: this command never writes.")
     ] = False,
 ) -> None:
-    """Check thresholds of your own against what is known, and print the patch that pins them. Writes nothing.
+    """Check your own thresholds against recorded evidence, and print the patch that pins them. Writes nothing.
 
-    Exit code 0: nothing speaks against them. 1: they would be refused.
+    Exit code 0: no evidence against them. 1: they would be refused.
 
     Examples:
 

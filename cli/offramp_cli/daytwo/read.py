@@ -27,7 +27,7 @@ from offramp_operator.explain.plans import comparison
 from offramp_operator.explain.why import why_data
 
 POLL_SECONDS = 2.0
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it as it changes, until Ctrl-C.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again whenever it changes, until Ctrl-C.")]
 
 
 @day_two
@@ -79,8 +79,8 @@ def status(
 ) -> None:
     """Say whether a service is healthy: serving as its newest spec asks, inside its budget and its latency objective.
 
-    Exit code 0: healthy. 1: degraded, or not there yet without --wait. 2: still not healthy after --timeout. 3: could
-    not be asked.
+    Exit code 0: healthy. 1: degraded, or not there yet without --wait. 2: still not healthy after --timeout. 3: no
+    answer, for example no cluster.
 
     Examples:
 
@@ -104,11 +104,13 @@ def status(
 def why(
     session: Session,
     name: ServiceName = None,
-    rollout: Annotated[str | None, typer.Argument(metavar="ROLLOUT", help="A RampRollout; the newest without.")] = None,
+    rollout: Annotated[
+        str | None, typer.Argument(metavar="ROLLOUT", help="A RampRollout; by default the newest.")
+    ] = None,
     *,
     watch: WatchOption = False,
 ) -> None:
-    """Explain: what serves and what proves it, every gate of a rollout with its evidence, what the tuner waits for and
+    """Explain which plan serves and why, every gate of a rollout with its evidence, and what the tuner waits for and
     how long.
 
     Examples:
@@ -149,7 +151,7 @@ def diff(
 ) -> None:
     """Put two plans side by side: thresholds, precision, digests, certificates. A and B are RampConfigs or services.
 
-    Exit code 0: they are the same plan. 1: they differ. 3: could not be asked.
+    Exit code 0: they are the same plan. 1: they differ. 3: no answer, for example no cluster.
 
     Examples:
 

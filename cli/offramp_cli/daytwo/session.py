@@ -118,7 +118,7 @@ ServiceName = Annotated[
     str | None,
     typer.Argument(
         metavar="SERVICE",
-        help="Name of an EarlyExitService; the only one where there is but one.",
+        help="Name of an EarlyExitService; may be left out if there is only one.",
         autocompletion=complete_names,
     ),
 ]

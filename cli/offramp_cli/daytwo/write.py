@@ -15,14 +15,14 @@ from offramp_cli.source.source import RefusedError
 from offramp_operator.explain.family import Family
 
 RolloutOption = Annotated[
-    str | None, typer.Option("--rollout", metavar="NAME", help="A RampRollout; without, the one under way.")
+    str | None, typer.Option("--rollout", metavar="NAME", help="A RampRollout; by default the one under way.")
 ]
 
 
 @day_two
 def promote(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
-    """Promote what has passed and waits for you: the version on trial (spec.updatePolicy.sideBySide), else the canary
-    (spec.rollout.promotion: Manual).
+    """Promote what has passed and waits for approval: the version on trial (spec.updatePolicy.sideBySide), else the
+    canary (spec.rollout.promotion: Manual).
 
     Example:
 
@@ -34,8 +34,8 @@ def promote(session: Session, name: OneService, *, rollout: RolloutOption = None
 
 @day_two
 def abort(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
-    """Reject the version on trial, if there is one: its workers go. Else roll the canary back: its weight is 0 with the
-    next epoch, and the stable plan serves everything. Final.
+    """Reject the version on trial, if there is one, and remove its workers. Otherwise roll the canary back: its weight
+    becomes 0, and the stable plan serves everything. This is final.
 
     Example:
 
@@ -47,7 +47,7 @@ def abort(session: Session, name: OneService, *, rollout: RolloutOption = None) 
 
 @day_two
 def pause(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
-    """Let the rollout rest at its present weight. The gates stay armed.
+    """Hold the rollout at its current weight. The gates stay armed.
 
     Example:
 
@@ -58,7 +58,7 @@ def pause(session: Session, name: OneService, *, rollout: RolloutOption = None) 
 
 @day_two
 def resume(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
-    """Let a paused rollout go on.
+    """Continue a paused rollout.
 
     Example:
 
@@ -85,8 +85,7 @@ def tune(
     *,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the next attempt that is due.")] = False,
 ) -> None:
-    """Ask for a better plan now instead of at the next attempt that is due. No test is run on too few labels all the
-    same.
+    """Search for a better plan now instead of at the next attempt that is due. With too few labels no test is run.
 
     It sets the annotation earlyexit.dev/request on your service; the operator answers it once.
 

@@ -65,7 +65,7 @@ GoalOption = Annotated[
     typer.Option(
         "--objective",
         metavar="|".join(GOALS),
-        help="What `exact` makes least: mean time to answer, its 95th percentile, or the engine's busy time (needs "
+        help="What `exact` minimizes: mean time to answer, its 95th percentile, or the engine's busy time (needs "
         "costs by batch size).",
     ),
 ]
@@ -82,12 +82,12 @@ ArrivalsOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SPEC",
-        help="Also queue: a .csv or .npz of times in seconds, or poisson:RATE, fixed:RATE, bursts:RATE; repeat for "
-        "several.",
+        help="Also simulate a queue: a .csv or .npz of arrival times in seconds, or poisson:RATE, fixed:RATE, "
+        "bursts:RATE; repeat for several.",
     ),
 ]
 LoadOption = Annotated[
-    float | None, typer.Option(help="Play arrivals at this share of what one worker without exits can do; 0.7 is 70 %.")
+    float | None, typer.Option(help="Scale arrivals to this share of one worker's capacity without exits; 0.7 is 70 %.")
 ]
 BatchingNamesOption = Annotated[
     list[str] | None,
@@ -155,20 +155,19 @@ def replay(
 ) -> None:
     """Replay tuning policies on recorded scores and compare what they save.
 
-    Rows are taken in order of `time` (of the file without it). The older half is for the policies: they search and
-    certify on it. Saving and disagreement are measured on the newer half, which none of them has seen.
+    Rows are in the order of `time`, or of the file if it has none. Policies search and certify on the older half.
+    Saving and disagreement are measured on the newer half, which no policy has seen.
 
-    With `--arrivals` the newer half also queues for one worker, ramps and regrouping included. With `--draws` the file
-    is taken for the whole population: calibration sets and streams are drawn from it, and a plan's truth is its rate on
-    all of it.
+    With `--arrivals` the newer half also queues for one worker, with ramps and regrouping. With `--draws` the file is
+    the whole population: calibration sets and streams are drawn from it, and a plan's true rate is that on all rows.
 
     With `--slice-budget` a plan is certified only if it passes for all requests and for each of these slices; the tests
-    share the error allowance evenly, so more slices need more records. With slices, or another objective, `exact` looks
-    at fp32 only. Published policies know neither slices nor objectives and ignore both.
+    share the error allowance evenly, so more slices need more records. With slices, or another objective, `exact`
+    searches fp32 only. Published policies ignore slices and objectives.
 
-    A file with an array `answer` holds tokens, one row each: which answer it belongs to. There rules choose a threshold
-    for tokens to leave at, the budget is the mean loss of answers, and of the other options only `--draws`,
-    `--tune-rows` (answers) and `--seed` count.
+    A file with an array `answer` holds tokens, one row each, and `answer` says which answer a token belongs to. For
+    such files policies choose a threshold for the exits of tokens, the budget is the mean loss of answers, and of the
+    other options only `--draws`, `--tune-rows` (answers) and `--seed` apply.
     """
     with _errors(plots):
         drawing = Drawing(draws, tune_rows, seed, jobs)
