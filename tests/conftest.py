@@ -43,6 +43,19 @@ PROGRAMS = (
     "e2e/test_embedded_dashboards.py",
     "worker/test_fetch_s3.py",
 )
+# Tests that compute for long and do nothing else: no process of theirs has a deadline, and none times anything that a
+# neighbor could slow down. They and simulations run beside the cluster's tests, which mostly wait.
+COMPUTES = (
+    "bench/test_fuzz_files.py",
+    "docs/test_tutorial.py::test_the_first_block",
+    "worker/test_prepare_bundle.py",
+    "worker/test_prepare_family_bundles.py::test_a_family_becomes",
+    "worker/test_prepare_halves.py",
+    "worker/test_prepare_layouts.py",
+    "worker/test_prepare_mixing.py",
+    "worker/test_prepare_precision.py",
+    "worker/test_prepare_scales.py",
+)
 # What takes longest begins first, and what mostly waits lies beside what computes: nothing long is left for the end.
 LONGEST_FIRST = (
     "operator/test_kube_",
@@ -94,6 +107,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _file(item).startswith(PROGRAMS):
             item.add_marker("programs")
+        if f"{_file(item)}::{item.name}".startswith(COMPUTES):
+            item.add_marker("computes")
 
 
 @pytest.hookimpl(wrapper=True)

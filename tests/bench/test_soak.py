@@ -73,7 +73,7 @@ def test_a_worker_at_twice_its_capacity_answers_rightly_or_refuses(
         code = soak.main(
             [
                 "--seconds",
-                "20",
+                "10",
                 "--slo-ms",
                 "1000",
                 "--bundle",
@@ -94,7 +94,7 @@ def test_a_worker_at_twice_its_capacity_answers_rightly_or_refuses(
     assert refused > 0
     assert {s["exits"] for s in result["stretches"]} == {False, True}
     assert max(s["left_early"] for s in result["stretches"]) > 0
-    assert len(result["memory"]["samples"]) >= 15
+    assert len(result["memory"]["samples"]) >= 8
 
 
 # --- the judge -------------------------------------------------------------------------------------

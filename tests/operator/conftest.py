@@ -175,7 +175,7 @@ def _server() -> Any:
     return server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def controlled(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Iterator[Any]:
     """An API server of its own, with the controllers that run Deployments and quotas, and a scheduler."""
     folder = tmp_path_factory.mktemp("controllers")

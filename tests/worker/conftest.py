@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,20 @@ from offramp_worker.engine.execution.sessions import Sessions
 
 if TYPE_CHECKING:
     from offramp_worker.prepare.source.sources import Backbone  # imports torch, which takes seconds
+
+
+# Files whose tests look at the pictures of a report. To draw one takes as long as the rest of a small bundle.
+DRAWN = ("test_prepare_bundle.py", "test_prepare_variants.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Elsewhere `offramp prepare` draws none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name not in DRAWN:
+            blank = SimpleNamespace(draw=lambda *_: None, draw_frontier=lambda *_: None)
+            patch.setitem(sys.modules, "offramp_worker.prepare.picture", blank)
+        yield
 
 
 @pytest.fixture(scope="session")

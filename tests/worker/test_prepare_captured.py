@@ -176,10 +176,15 @@ def test_a_set_to_begin_with_that_is_gone_is_an_error(small: Bundle, tmp_path: P
         train_on_captures(TrainingJob(small.path, tmp_path, tmp_path / "store", OLD), Reporter(quiet=True))
 
 
-def test_the_command_writes_an_error_as_its_result(small: Bundle, tmp_path: Path) -> None:
+def test_the_command_writes_an_error_as_its_result(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered: list[int] = []
+    monkeypatch.setattr(os, "nice", lowered.append)  # what runs here afterwards keeps its priority
     arguments = ["--bundle", str(small.path), "--captures", str(tmp_path / "none"), "--store", str(tmp_path / "store")]
     assert main([*arguments, "--result", str(tmp_path / "result.json")]) == 1
     assert "at least 200 are needed" in json.loads((tmp_path / "result.json").read_text())["error"]
+    assert len(lowered) == 1 and lowered[0] > 0
 
 
 def test_pruning_leaves_what_is_no_ramp_set_alone(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import torch
 from processes import WorkerProcess
 from safetensors.torch import save_file
 from test_prepare_families import bert_shapes, checkpoint, distilbert_shapes, loaded, vit_shapes
+from torch import nn
+from torchvision.models import VGG
 
 from offramp_worker.prepare import pipeline
 from offramp_worker.prepare.heads.selection import CandidateVerdict, select_ramps
@@ -49,6 +51,18 @@ def encoder(name: str, folder: Path) -> tuple[str, torch.nn.Module]:
     return f"family:{name}?weights={folder / 'weights.safetensors'}&heads=3", loaded(name, tensors, {"heads": "3"})
 
 
+class NarrowVGG(VGG):
+    """VGG whose layers behind the features are 64 wide instead of 4,096: a hundredth of its half gigabyte of weights,
+    and the same graph."""
+
+    def __init__(self, features: nn.Module, num_classes: int = 1000, **_: Any) -> None:
+        nn.Module.__init__(self)
+        self.features, self.avgpool = features, nn.AdaptiveAvgPool2d((7, 7))
+        widths = [(512 * 7 * 7, 64), (64, 64)]
+        hidden = [layer for a, b in widths for layer in (nn.Linear(a, b), nn.ReLU(), nn.Dropout())]
+        self.classifier = nn.Sequential(*hidden, nn.Linear(64, num_classes))
+
+
 def network(name: str, folder: Path) -> tuple[str, torch.nn.Module]:
     from torchvision import models
 
@@ -76,8 +90,13 @@ def says(model: torch.nn.Module, x: Array) -> Array:
     ids=[*ENCODERS, "mobilenet_v2", "densenet121", "vgg11_bn"],
 )
 def test_a_family_becomes_a_graph_with_places_for_exits(
-    name: str, make: Callable[[str, Path], tuple[str, torch.nn.Module]], size: int, tmp_path: Path
+    name: str,
+    make: Callable[[str, Path], tuple[str, torch.nn.Module]],
+    size: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("torchvision.models.vgg.VGG", NarrowVGG)
     uri, model = make(name, tmp_path)
     x = rows_for(name, 4, size=size)
     backbone = load_backbone(uri, x, **tokens(x))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -481,7 +481,7 @@ def _in_single_precision(model: onnx.ModelProto, sample: InputArray) -> onnx.Mod
 def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> tuple[str, ...]:
     """Leave the graph one output: the exits of the network's own stay inside it, as tensors with logits that are
     returned."""
-    values = _outputs(model, {input_name(model): sample})
+    (values,) = _outputs(model, {input_name(model): sample})
     answers = {output.name: value for output, value in zip(model.graph.output, values, strict=True)}
     found = {name: _described(value) for name, value in answers.items()}
     for name in own_exits:
@@ -590,7 +590,9 @@ def _free_batch_axis(model: onnx.ModelProto) -> None:
 
 
 def _check_alone(model: onnx.ModelProto, answers: FloatArray, sample: InputArray) -> None:
-    alone = np.concatenate([_run(model, sample[i : i + 1]) for i in range(min(3, len(sample)))])
+    name = input_name(model)
+    rows = [{name: sample[i : i + 1]} for i in range(min(3, len(sample)))]
+    alone = np.concatenate([_scores(model, values)[0] for values in _outputs(model, *rows)])
     if not _close(alone, answers[: len(alone)]):
         raise ModelRefusedError(
             "an input's answer depends on the other inputs of its batch; export the model in evaluation mode "
@@ -604,7 +606,13 @@ def _run(model: onnx.ModelProto, x: InputArray) -> FloatArray:
 
 
 def _run_all(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[FloatArray]:
-    found = dict(zip((output.name for output in model.graph.output), _outputs(model, values), strict=True))
+    (answered,) = _outputs(model, values)
+    return _scores(model, answered)
+
+
+def _scores(model: onnx.ModelProto, answered: Sequence[Any]) -> list[FloatArray]:
+    """What the model's outputs hold, where all of them are scores."""
+    found = dict(zip((output.name for output in model.graph.output), answered, strict=True))
     for name, value in found.items():
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
             raise ModelRefusedError(
@@ -615,13 +623,16 @@ def _run_all(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[F
     return [np.asarray(value, dtype=np.float32) for value in found.values()]
 
 
-def _outputs(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[Any]:
-    """What ONNX Runtime answers: arrays, or the lists and maps of classical models."""
+def _outputs(model: onnx.ModelProto, *batches: Mapping[str, InputArray]) -> list[list[Any]]:
+    """What ONNX Runtime answers to each batch: arrays, or the lists and maps of classical models."""
+    rows, answers = len(next(iter(batches[0].values()))), []
     try:
         session = open_session(model, threads=1)
-        return list(session.run(None, dict(values)))
+        for values in batches:
+            rows = len(next(iter(values.values())))
+            answers.append(list(session.run(None, dict(values))))
+        return answers
     except Exception as error:  # ORT's exceptions share no base but Exception
-        rows = len(next(iter(values.values())))
         raise ModelRefusedError(
             f"ONNX Runtime cannot run the model on a batch of {rows} (is its batch axis fixed? "
             f"{DYNAMIC_SHAPES_HINT}): {_line(error)}"
