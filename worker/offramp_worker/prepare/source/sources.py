@@ -631,12 +631,12 @@ def _outputs(model: onnx.ModelProto, *batches: Mapping[str, InputArray]) -> list
         for values in batches:
             rows = len(next(iter(values.values())))
             answers.append(list(session.run(None, dict(values))))
-        return answers
     except Exception as error:  # ORT's exceptions share no base but Exception
         raise ModelRefusedError(
             f"ONNX Runtime cannot run the model on a batch of {rows} (is its batch axis fixed? "
             f"{DYNAMIC_SHAPES_HINT}): {_line(error)}"
         ) from error
+    return answers
 
 
 def _close(a: FloatArray, b: FloatArray, *, rtol: float = LOGITS_RTOL) -> bool:
