@@ -64,7 +64,12 @@ class Ours:
 
     def __call__(self, waiting: Queues, now: float) -> tuple[str, float]:
         name = next_turn(
-            {name: Claim(queue[0] + OBJECTIVE_SECONDS) for name, queue in waiting.items()}, self.shares, now=now
+            {
+                name: Claim(queue[0] + OBJECTIVE_SECONDS, FIXED + ROW, behind=ROW * (len(queue) - 1))
+                for name, queue in waiting.items()
+            },
+            self.shares,
+            now=now,
         )
         turn = self.shares.turn_of(name, now=now, others_wait=len(waiting) > 1)
         most = BATCHES[turn.rows(BATCHES)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import pytest
@@ -104,6 +104,14 @@ def test_while_there_is_time_to_spare_the_least_slack_runs_whoever_had_more() ->
     equal = Shares({"a": 1.0, "b": 1.0}).after("b", 0.2, now=0.2)
     assert next_turn({"a": Claim(due=5.0, seconds=1.0), "b": Claim(due=5.5, seconds=2.0)}, equal, now=0.2) == "b"
     assert next_turn({"a": Claim(due=5.0), "b": Claim(due=math.inf)}, equal, now=0.2) == "a"
+
+
+def test_the_first_of_a_long_queue_is_no_sooner_due_than_what_has_just_come_to_others() -> None:
+    """A flood of as much as the executor can do: what has waited for 30 ms has 30 ms of rows behind it."""
+    equal = Shares({"flood": 1.0, "other": 1.0})
+    flood, other = Claim(due=1.02, seconds=0.002, behind=0.031), Claim(due=1.05, seconds=0.002)
+    assert next_turn({"flood": flood, "other": other}, equal, now=1.0) == "other"
+    assert next_turn({"flood": replace(flood, behind=0.0), "other": other}, equal, now=1.0) == "flood"
 
 
 def test_a_popular_model_that_leaves_time_to_the_others_is_not_taken_for_the_flood() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,8 @@ from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.turns import SharedExecutor
 from offramp_worker.engine.queue.tickets import Ticket
+from offramp_worker.front import Front
+from offramp_worker.http.tensors import InferRequest
 from offramp_worker.shared.looped import LoopTurns
 
 DEADLINE_SECONDS = 90
@@ -35,6 +38,8 @@ class World:
     order: list[str] = field(default_factory=list)
     engines: dict[str, Engine] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    #: Called with the first answer, while its batch runs.
+    on_first: Callable[[], object] = lambda: None
 
     def run(self, story: Callable[[World], Awaitable[None]]) -> list[str]:
         async def told() -> None:
@@ -61,6 +66,8 @@ class World:
         return ticket
 
     def deliver(self, name: str, tickets: list[Ticket]) -> None:
+        if not self.order:
+            self.on_first()
         self.order += [name] * len(tickets)
 
     async def answers(self, n: int) -> None:
@@ -87,6 +94,20 @@ def test_what_the_loop_reads_between_two_batches_comes_before_the_next_one(bundl
         await world.answers(5)
 
     assert World(bundle, sessions).run(story) == ["flood", "other", *["flood"] * 3]
+
+
+def test_a_request_that_is_read_behind_a_batch_is_there_when_the_next_one_is_chosen(
+    bundle: Bundle, sessions: Sessions
+) -> None:
+    async def story(world: World) -> None:
+        loop, request = asyncio.get_running_loop(), InferRequest(bundles.inputs(1), None, False, math.inf, ())
+        read = partial(Front(loop).submit, world.engines["other"], request, done=lambda _: None)
+        world.on_first = lambda: loop.call_soon(read)
+        for _ in range(3):
+            world.ask("flood")
+        await world.answers(4)
+
+    assert World(bundle, sessions).run(story) == ["flood", "other", "flood", "flood"]
 
 
 def test_the_loop_waits_for_a_thread_that_has_the_executor(bundle: Bundle, sessions: Sessions) -> None:

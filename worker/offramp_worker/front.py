@@ -71,6 +71,8 @@ class Front:
         self._waiting[ticket] = _Waiting(engine, done, request.id)
         if ticket.cached:
             self._loop.call_soon(self._resolve, [ticket])
+        elif engine.in_loop:
+            engine.serve()  # not at the turn's end, when the next batch has been chosen already
         elif not self._due:
             self._due = True
             self._loop.call_soon(self._serve, engine)

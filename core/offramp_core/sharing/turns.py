@@ -54,10 +54,16 @@ class Turn(Enum):
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A model that has work: ``due`` is when its first request should be answered, infinite for work that nobody waits
-    for, and ``seconds`` what the batch is expected to take."""
+    for, ``seconds`` what its first row is expected to take, and ``behind`` what all other rows of its queue are."""
 
     due: float
     seconds: float = 0.0
+    behind: float = 0.0
+
+    @property
+    def last(self) -> float:
+        """When the first row should begin at the latest; later by what waits ``behind`` it."""
+        return self.due - self.seconds + self.behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +125,10 @@ class Shares:
 def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str:
     """Whose batch runs next, of the models that have work; there must be one.
 
-    Of those that do not take too much the one with the least slack: the earliest due, less the time that it takes. If
-    all do, the one that has had the least for its share.
+    Of those that do not take too much the one with the least slack: the earliest due, less the time that it takes, and
+    later by what waits behind it. The first of a queue that grows as fast as it waits is then no sooner due than what has
+    just come to the others: a flood does not pass them before it is known by what it has had. If all take too much, the
+    one that has had the least for its share.
 
     Examples
     --------
@@ -135,4 +143,4 @@ def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str
     within = [name for name in claims if had[name] <= level]
     if not within:
         return min(claims, key=lambda name: (had[name], name))
-    return min(within, key=lambda name: (claims[name].due - claims[name].seconds, had[name], name))
+    return min(within, key=lambda name: (claims[name].last, had[name], name))

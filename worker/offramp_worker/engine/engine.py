@@ -242,6 +242,11 @@ class Engine:
             self._batcher.wake()
 
     @property
+    def in_loop(self) -> bool:
+        """Whether :meth:`serve` only asks for a turn, which comes once the loop has read all sockets."""
+        return self._shared is not None and self._shared.in_loop
+
+    @property
     def at_edge(self) -> bool:
         """Whether a core answers what leaves at no exit here."""
         return self._forwarding is not None

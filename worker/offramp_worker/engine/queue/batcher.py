@@ -228,7 +228,9 @@ class Batcher:
             start, _ = self._start(wait=wait)
             if start is None:
                 return None
-            return Claim(self._first_lane().tickets[0].run_by, self._door.pace.seconds[start.rows])
+            pace = self._door.pace
+            behind = pace.queue(self._rows - 1, batch_rows=self._policy.batch_rows)
+            return Claim(self._first_lane().tickets[0].run_by, pace.seconds[1], behind)
 
     def rest(self) -> None:
         """Where somebody else takes the batches: until :meth:`wake`, or :meth:`close`."""
