@@ -126,9 +126,9 @@ def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str
     """Whose batch runs next, of the models that have work; there must be one.
 
     Of those that do not take too much the one with the least slack: the earliest due, less the time that it takes, and
-    later by what waits behind it. The first of a queue that grows as fast as it waits is then no sooner due than what has
-    just come to the others: a flood does not pass them before it is known by what it has had. If all take too much, the
-    one that has had the least for its share.
+    later by what waits behind it. The first of a queue that grows as fast as it waits is then no sooner due than what
+    has just come to the others: a flood does not pass them before it is known by what it has had. If all take too much,
+    the one that has had the least for its share.
 
     Examples
     --------

@@ -125,6 +125,7 @@ class Engine:
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = turn or threading.Lock()  # held while a batch, an audit or a probe runs
         self._shared = None if turn is None else InTurn(self, turn, options.batching, loop_rows=self._inline_rows)
+        self.in_loop = self._shared is not None and self._shared.in_loop  # then serve() only asks for a turn
         self.vitals = Vitals(probe=partial(_probe, self), recovered=self._batcher.wake, lost=lost)
         self._batches, self.pace, self._abandon_audits = 0, 0.0, False
         self._thread, self._utility = _thread(self), _show(self)
@@ -217,8 +218,7 @@ class Engine:
     def cancel(self, ticket: Ticket) -> None:
         """Nobody waits for this request any more: rows that have not begun are not run. It may come back through
         ``deliver`` or not."""
-        rows = self._batcher.remove(ticket)
-        if rows:
+        if rows := self._batcher.remove(ticket):
             self._replies.abandon(ticket)
         elif self._followers is not None and self._followers.leave(ticket):
             rows = len(ticket.x)
@@ -227,7 +227,7 @@ class Engine:
     def serve(self) -> None:
         """See to what is queued: run it here if the engine is idle and the batch short, else wake the engine's
         thread. Of engines that share one processor the caller's event loop runs one at a time."""
-        if self._shared is not None and self._shared.in_loop:
+        if self._shared is not None and self.in_loop:
             self._shared.ask()
             return
         if self._batcher.rows <= self._inline_rows and self._turn.acquire(blocking=False):
@@ -240,11 +240,6 @@ class Engine:
                 self._turn.release()
         if self._batcher.rows or len(self._desk):
             self._batcher.wake()
-
-    @property
-    def in_loop(self) -> bool:
-        """Whether :meth:`serve` only asks for a turn, which comes once the loop has read all sockets."""
-        return self._shared is not None and self._shared.in_loop
 
     @property
     def at_edge(self) -> bool:

@@ -225,12 +225,10 @@ class Batcher:
     def claim(self, *, wait: bool) -> Claim | None:
         """What the next batch asks for, which is not taken yet; None as of :meth:`take`."""
         with self._changed:
-            start, _ = self._start(wait=wait)
-            if start is None:
+            if self._start(wait=wait)[0] is None:
                 return None
-            pace = self._door.pace
-            behind = pace.queue(self._rows - 1, batch_rows=self._policy.batch_rows)
-            return Claim(self._first_lane().tickets[0].run_by, pace.seconds[1], behind)
+            pace, rows, first = self._door.pace, self._policy.batch_rows, self._first_lane().tickets[0]
+            return Claim(first.run_by, pace.seconds[1], pace.queue(self._rows - 1, batch_rows=rows))
 
     def rest(self) -> None:
         """Where somebody else takes the batches: until :meth:`wake`, or :meth:`close`."""
