@@ -1,8 +1,9 @@
 """``make demo-generate``: a model that generates through the whole loop on this machine, with real prompts and
 open-loop traffic.
 
-exits off, drafts that pay → a plan of few bits is certified → canary → promoted → content it answers badly → taken back
-by evidence. Every reply is a stream, and every stream must end with a reason. The last line names the picture.
+exits off, drafts that pay → a plan of few bits is certified → canary → promoted → the user turns exits off and on →
+the plan's second canary → in mid-canary, content that few bits answer badly → rolled back by evidence. Every reply is a
+stream, and every stream must end with a reason. The last line names the picture.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import random
 import shutil
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,38 +36,46 @@ from bench.generate.prepared import prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import recorded_answers
 
 BUILD = Path("build/demo-generate")
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 600.0
+BEGUN = ("Progressing", "Promoting", "Succeeded")
+USAGE = {"stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What one model's telling needs: ``budget`` of ``output``, tokens of an answer, requests a second, ``asked``
-    prompts, and how many of them make up the other content."""
+    prompts of at most so many ``words``, and how many of them make up the other content."""
 
     bundle: Callable[[], Path]
     prompts: str
+    words: int
     output: str
     budget: str
     tokens: int
     rate: float
     asked: int
     worst: int
+    replicas: int
+    takes: str  # to prepare it
 
 
 SETTINGS = {
-    "stories": Setting(stories_bundle, "stories", "TokenF1", "0.12", 12, 20.0, 400, 40),
-    "smollm2": Setting(smollm2_bundle, "gsm8k", "TokenF1", "0.3", 8, 1.5, 160, 16),
+    "stories": Setting(stories_bundle, "stories", 40, "TokenF1", "0.35", 12, 20.0, 400, 40, 1, "seconds"),
+    "smollm2": Setting(smollm2_bundle, "xquad", 10, "TokenF1", "0.35", 8, 2.6, 96, 12, 2, "ten minutes"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One reply: when it was sent and how long it took to its first and its last token; ``error`` of one that broke."""
+    """One reply: when it was sent and how long it took to its first and its last token; ``proposed`` tokens of a draft
+    were verified, ``accepted`` kept; ``error`` of one that broke."""
 
     sent: float
     first: float = 0.0
     seconds: float = 0.0
     tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
     route: str = ""
     arm: str = ""
     error: str = ""
@@ -97,27 +108,40 @@ class Traffic:
         self._stop.set()
 
     async def _one(self, session: aiohttp.ClientSession, prompt: str) -> None:
-        sent, first, pieces, last = time.perf_counter(), 0.0, 0, dict[str, Any]()
+        sent, first, told = time.perf_counter(), 0.0, dict[str, Any]()
         body = {"model": self.model, "prompt": prompt, "max_tokens": self.tokens, "temperature": 0, "stream": True}
         try:
-            async with session.post(f"{self.url}/v1/completions", json=body) as reply:
+            async with session.post(f"{self.url}/v1/completions", json=body | USAGE) as reply:
                 if reply.status != 200:
                     raise StoryError(  # noqa: TRY301 - told like a broken stream
                         f"HTTP {reply.status}: {(await reply.text())[:200]}"
                     )
                 async for line in reply.content:
                     if line.startswith(b"data: {"):
-                        last, pieces = json.loads(line[6:]), pieces + 1
+                        event = json.loads(line[6:])
+                        told |= {key: event[key] for key in ("offramp", "usage", "error") if event.get(key)}
+                        told |= next((c for c in event.get("choices", []) if c.get("finish_reason")), {})
                         first = first or time.perf_counter() - sent
-            ours, reason = last.get("offramp", {}), (last.get("choices") or [{}])[0].get("finish_reason")
-            error = "" if reason else f"ended without a reason after {pieces} pieces"
-            self.streams.append(
-                Stream(
-                    sent, first, time.perf_counter() - sent, pieces, ours.get("route", ""), ours.get("arm", ""), error
-                )
-            )
+            self.streams.append(_stream(sent, first, time.perf_counter() - sent, told))
         except (aiohttp.ClientError, StoryError, TimeoutError) as error:
             self.streams.append(Stream(sent, error=repr(error)))
+
+
+def _stream(sent: float, first: float, seconds: float, told: dict[str, Any]) -> Stream:
+    usage, ours = told.get("usage", {}), told.get("offramp", {})
+    drafted = usage.get("completion_tokens_details", {})
+    accepted = drafted.get("accepted_prediction_tokens", 0)
+    return Stream(
+        sent,
+        first,
+        seconds,
+        tokens=usage.get("completion_tokens", 0),
+        proposed=accepted + drafted.get("rejected_prediction_tokens", 0),
+        accepted=accepted,
+        route=ours.get("route", ""),
+        arm=ours.get("arm", ""),
+        error="" if told.get("finish_reason") else f"ended without a reason: {told.get('error', 'no error either')}",
+    )
 
 
 class Teller:
@@ -144,16 +168,21 @@ class Teller:
             await asyncio.sleep(0.5)
         return found
 
-    async def phase(self, *phases: str) -> Json | None:
-        """The newest rollout, once it is in one of these phases."""
+    async def phase(self, *phases: str, number: int) -> Json | None:
+        """The rollout of this number, once it is in one of these phases."""
         found = await self.stage.rollouts()
-        return found[-1] if found and found[-1].get("status", {}).get("phase") in phases else None
+        if len(found) < number:
+            return None
+        return found[number - 1] if found[number - 1].get("status", {}).get("phase") in phases else None
 
     async def serves_lossy(self) -> bool:
         status = (await self.stage.service()).get("status", {})
         plans = {o["metadata"]["name"]: o["spec"] for o in self.stage._objects("RampConfig")}
         plan = plans.get(status.get("stableConfig", ""), {})
         return bool(plan) and (plan["precision"] != "fp32" or bool(plan["ramps"]))
+
+    async def exits_are_off(self) -> bool:
+        return not await self.serves_lossy()
 
     def stretch(self, since: float, until: float) -> list[Stream]:
         return [s for s in self.traffic.streams if since <= s.sent < until and not s.error]
@@ -163,47 +192,57 @@ async def tell(
     teller: Teller, setting: Setting, manifest: Json, *, calm: Sequence[str], hostile: Sequence[str], measure: float
 ) -> Json:
     """The story; what it came to."""
-    stage, traffic = teller.stage, teller.traffic
-
-    async def ready() -> bool:
-        conditions = (await stage.service()).get("status", {}).get("conditions", [])
-        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-    await teller.until(ready, "a ready service")
-    teller.mark("ready, exits off: the reference answers, with drafts where they pay")
+    traffic = teller.traffic
+    await teller.until(lambda: _ready(teller), "a ready service")
+    teller.mark("ready, exits off: the model itself answers, with drafts where they pay")
     sending = asyncio.create_task(traffic.run())
     await asyncio.sleep(measure)
     off = (teller.marks[-1][0], time.perf_counter())
-    manifest["spec"]["ramps"]["mode"] = "Auto"
-    await stage.apply(manifest)
-    teller.mark(f"ramps.mode Auto: budget {setting.budget} of {setting.output}")
-    rollout = await teller.until(lambda: teller.phase("Progressing", "Promoting", "Succeeded"), "a canary")
-    teller.mark(f"certified; its canary begins: {rollout['metadata']['name']}")
-    await teller.until(lambda: teller.phase("Succeeded"), "the promotion")
-    teller.mark("promoted")
+    await _turn(teller, manifest, "Auto")
+    teller.mark(f"the user turns exits on: {setting.output} may lose {float(setting.budget):.0%}")
+    first = await teller.until(lambda: teller.phase(*BEGUN, number=1), "a canary")
+    teller.mark(f"a plan is certified; its canary begins: {first['spec']['to']}")
+    await teller.until(lambda: teller.phase("Succeeded", number=1), "the promotion")
+    teller.mark("promoted: fewer bits answer")
     await asyncio.sleep(measure)
     on = (teller.marks[-1][0], time.perf_counter())
+    await _turn(teller, manifest, "Disabled")
+    await teller.until(teller.exits_are_off, "the end of exits")
+    await _turn(teller, manifest, "Auto")
+    teller.mark("the user turns exits off and on again")
+    second = await teller.until(lambda: teller.phase("Progressing", number=2), "a second canary")
     traffic.prompts = hostile
-    teller.mark("other content: prompts that few bits answer badly")
-
-    async def off_again() -> bool:
-        return not await teller.serves_lossy()
-
-    await teller.until(off_again, "the plan's end")
-    teller.mark("taken back: audits show more loss than the budget allows")
+    teller.mark(f"its second canary: {second['spec']['to']}; at once other content, which fewer bits answer badly")
+    ended = await teller.until(lambda: teller.phase("Succeeded", "RolledBack", "Failed", number=2), "its verdict")
+    status = ended["status"]
+    teller.mark(f"{status.get('verdict')}: {status.get('reason')}, {status.get('message')}")
     traffic.prompts = calm
     await asyncio.sleep(measure / 2)
     traffic.stop()
     await sending
     broken = [s.error for s in traffic.streams if s.error]
+    times = [at for at, _ in teller.marks]
     return {
         "streams": len(traffic.streams),
         "broken": len(broken),
         "first_broken": broken[:3],
         "off": _facts(teller.stretch(*off)),
         "on": _facts(teller.stretch(*on)),
+        "hostile": _facts(teller.stretch(times[-2], times[-1])),
+        "verdict": status.get("verdict"),
+        "seconds": round(time.perf_counter() - teller.began, 1),
         "marks": [(round(at - teller.began, 1), text) for at, text in teller.marks],
     }
+
+
+async def _ready(teller: Teller) -> bool:
+    conditions = (await teller.stage.service()).get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+async def _turn(teller: Teller, manifest: Json, mode: str) -> None:
+    manifest["spec"]["ramps"]["mode"] = mode
+    await teller.stage.apply(manifest)
 
 
 def _facts(streams: Sequence[Stream]) -> Json:
@@ -216,61 +255,76 @@ def _facts(streams: Sequence[Stream]) -> Json:
         "streams": len(streams),
         "p50_ms": 1e3 * middle([s.seconds for s in streams]),
         "first_token_p50_ms": 1e3 * middle([s.first for s in streams]),
+        "accepted": _accepted(streams),
         "routes": dict(Counter(s.route for s in streams).most_common(4)),
     }
 
 
+def _accepted(streams: Sequence[Stream]) -> float | None:
+    """Share of the drafts' tokens that the model took."""
+    proposed = sum(s.proposed for s in streams)
+    return sum(s.accepted for s in streams) / proposed if proposed else None
+
+
+KINDS: dict[str, tuple[str, Callable[[Stream], bool]]] = {
+    "the model alone": ("#7f7f7f", lambda s: s.route == "fp32"),
+    "the model with a draft": ("#2ca02c", lambda s: s.route.startswith("fp32+")),
+    "fewer bits": ("#9467bd", lambda s: not s.route.startswith("fp32")),
+}
+BIN_SECONDS = 5.0
+
+
 def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
-    """Time of an answer and shares of routes over the seconds of the run."""
+    """Times of answers, shares of routes and what the model accepts of drafts, over the seconds of the run."""
     import matplotlib
 
     matplotlib.use("Agg")
-    import numpy as np
     from matplotlib import pyplot as plt
 
-    origin, streams = (
-        teller.marks[0][0],
-        [s for s in teller.traffic.streams if not s.error and s.sent >= teller.marks[0][0]],
-    )
-    at = np.array([s.sent - origin for s in streams])
-    edges = np.arange(0, at.max(), 3)
-    which = np.digitize(at, edges) - 1
-    kinds = {
-        "reference": lambda s: s.route == "fp32",
-        "reference with a draft": lambda s: s.route.startswith("fp32+"),
-        "fewer bits": lambda s: not s.route.startswith("fp32"),
-    }
-    fig, (top, bottom) = plt.subplots(2, 1, figsize=(12, 7), sharex=True, layout="constrained")
-    for name, key, color in (("answer, p50", "seconds", "#1f77b4"), ("first token, p50", "first", "#ff7f0e")):
-        values = np.array([getattr(s, key) for s in streams]) * 1e3
-        top.plot(
-            edges,
-            [np.median(values[which == i]) if (which == i).any() else np.nan for i in range(len(edges))],
-            label=name,
-            color=color,
-        )
-    top.set_ylabel("ms")
-    top.set_ylim(bottom=0)
-    top.legend(loc="upper right")
-    shares = [
-        [
-            np.mean([bool(of(s)) for s, w in zip(streams, which, strict=True) if w == i] or [0]) * 100
-            for i in range(len(edges))
-        ]
-        for of in kinds.values()
-    ]
-    bottom.stackplot(edges, shares, labels=list(kinds), colors=["#7f7f7f", "#2ca02c", "#9467bd"], alpha=0.7)
-    bottom.set_ylabel("answers, %")
-    bottom.set_xlabel("seconds since traffic began")
-    bottom.legend(loc="upper right")
-    for i, (when, text) in enumerate(teller.marks):
-        for axis in (top, bottom):
-            axis.axvline(when - origin, color="#888888", linewidth=0.8, linestyle=":")
-        top.annotate(f"{i + 1}", (when - origin, 1.01), xycoords=("data", "axes fraction"), fontsize=8, ha="center")
-        fig.text(0.01, -0.02 - 0.024 * i, f"{i + 1}  {when - origin:5.1f} s  {text}", fontsize=8, va="top")
+    origin = teller.marks[0][0]
+    streams = [s for s in teller.traffic.streams if not s.error]
+    edges = [k * BIN_SECONDS for k in range(int((max(s.sent for s in streams) - origin) / BIN_SECONDS) + 1)]
+    bins = [[s for s in streams if at <= s.sent - origin < at + BIN_SECONDS] for at in edges]
+    middles = [at + BIN_SECONDS / 2 for at in edges]
+    fig, axes = plt.subplots(3, 1, figsize=(12, 8), sharex=True, height_ratios=[3, 2, 2], layout="constrained")
+    facts = [_facts(some) if some else {} for some in bins]
+    for name, key, color in (("whole answer", "p50_ms", "#1f77b4"), ("first token", "first_token_p50_ms", "#ff7f0e")):
+        axes[0].plot(middles, [of.get(key, math.nan) for of in facts], label=name, color=color)
+    axes[0].set_ylabel("ms, median")
+    shares = [[100 * sum(map(of, some)) / max(1, len(some)) for some in bins] for _, of in KINDS.values()]
+    bottom = [0.0] * len(edges)
+    for name, of in zip(KINDS, shares, strict=True):
+        axes[1].bar(edges, of, BIN_SECONDS, bottom, align="edge", label=name, color=KINDS[name][0], alpha=0.7)
+        bottom = [low + height for low, height in zip(bottom, of, strict=True)]
+    axes[1].set_ylabel("answers by, %")
+    taken = [of.get("accepted") for of in facts]
+    axes[2].plot(middles, [math.nan if of is None else 100 * of for of in taken], ".-", color="#2ca02c")
+    axes[2].set_ylabel("of drafts accepted, %")
+    axes[2].set_xlabel("seconds since traffic began")
+    for axis, top in zip(axes, (None, 100, 105), strict=True):
+        axis.set_ylim(0, top)
+        axis.set_xlim(0, edges[-1] + BIN_SECONDS)
+    for axis in axes[:2]:
+        axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    _number_turns(fig, axes, [(when - origin, text) for when, text in teller.marks])
     fig.suptitle(title)
     fig.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(fig)
+
+
+def _number_turns(fig: Any, axes: Sequence[Any], turns: Sequence[tuple[float, str]]) -> None:
+    """A line at each turn of the story, and below the picture what happened."""
+    below = 0.02
+    for i, (when, text) in enumerate(turns):
+        for axis in axes:
+            axis.axvline(when, color="#555555", linewidth=0.8, linestyle=":")
+        near = i and when - turns[i - 1][0] < BIN_SECONDS
+        axes[0].annotate(
+            f"{i + 1}", (when, 1.06 if near else 1.01), xycoords=("data", "axes fraction"), fontsize=9, ha="center"
+        )
+        lines = textwrap.wrap(f"{i + 1}  {when:5.0f} s  {text}", 150, subsequent_indent=" " * 14)
+        fig.text(0.02, -below, "\n".join(lines), fontsize=9, va="top")
+        below += 0.024 * len(lines)
 
 
 def worst_answered(bundle: Path, prompts: Sequence[str], setting: Setting, console: Console) -> list[str]:
@@ -303,16 +357,16 @@ def manifest_of(bundle: Path, setting: Setting) -> Json:
             },
             "ramps": {"mode": "Disabled", "maxOverhead": "0.5"},
             "rollout": {"steps": [{"weight": 50}], "confidence": "0.9"},
-            "replicas": 1,
+            "replicas": setting.replicas,
         },
     }
 
 
 async def run(console: Console, *, model: str, measure: float) -> int:
     setting = SETTINGS[model]
-    console.print(f"preparing {model} (kept by content)")
+    console.print(f"the bundle of {model}: prepared once ({setting.takes}), then kept in build/generate by content")
     bundle = setting.bundle()
-    calm = prompts_of(setting.prompts, setting.asked)
+    calm = [" ".join(prompt.split()[: setting.words]) for prompt in prompts_of(setting.prompts, setting.asked)]
     hostile = worst_answered(bundle, calm, setting, console)
     work = BUILD / "run"
     shutil.rmtree(work, ignore_errors=True)
@@ -327,25 +381,30 @@ async def run(console: Console, *, model: str, measure: float) -> int:
         summary = await tell(teller, setting, manifest, calm=calm, hostile=hostile, measure=measure)
     finally:
         code = stage.stop()
-    draw_picture(teller, title=f"Offramp on {model}: one worker on this machine", path=BUILD / "story.png")
+    draw_picture(
+        teller, title=f"Offramp on {model}, workers on this machine: {setting.replicas}", path=BUILD / "story.png"
+    )
     (BUILD / "summary.json").write_text(json.dumps(summary, indent=1))
     return _report(summary, console, code=code)
 
 
 def _report(summary: Json, console: Console, *, code: int) -> int:
-    table = Table("", "answers", "p50", "first token p50", "routes")
-    for name, title in (("off", "exits off"), ("on", "promoted")):
+    table = Table("", "answers", "p50", "first token p50", "of drafts accepted", "routes")
+    for name, title in (("off", "exits off"), ("on", "promoted"), ("hostile", "other content, in mid-canary")):
         row = summary[name]
         table.add_row(
             title,
             str(row["streams"]),
             f"{row['p50_ms']:.0f} ms",
             f"{row['first_token_p50_ms']:.0f} ms",
+            "" if row["accepted"] is None else f"{row['accepted']:.0%}",
             ", ".join(f"{r} {n}" for r, n in row["routes"].items()),
         )
     console.print(table)
-    console.print(f"{summary['streams']} streams, {summary['broken']} broken")
+    console.print(f"{summary['streams']} streams, {summary['broken']} broken; told in {summary['seconds']:.0f} s")
     problems = [f"{summary['broken']} streams broke: {summary['first_broken']}"] if summary["broken"] else []
+    if summary["verdict"] != "RolledBack":
+        problems.append(f"the second canary ended with {summary['verdict']}, not rolled back")
     problems += [f"`offramp up` ended with exit code {code}"] if code else []
     for problem in problems:
         console.print(f"[bold red]failed:[/] {problem}")

@@ -67,6 +67,15 @@ def test_fresh_labels_are_what_is_counted_and_awaited() -> None:
     assert told.status.message.startswith(f"400 of {told.status.labels_needed} labels")
 
 
+@pytest.mark.parametrize(("budget", "labels"), [("0.01", 1_000), ("0.05", 300), ("0.1", 300), ("0.35", 100)])
+def test_a_first_attempt_waits_for_fewer_labels_where_the_budget_is_that_of_whole_answers(
+    budget: str, labels: int
+) -> None:
+    fleet = settled(budget)
+    now = view(fleet, rows=2_000, fresh=50, status=TuningStatus())
+    assert labels_awaited(replace(now, status=replace(now.status, consumed_through_at=None))) == labels
+
+
 def test_what_a_plan_near_its_budget_asks_for_does_not_outlive_the_objective_nor_patience() -> None:
     fleet = settled()
     now = view(fleet, rows=6_000, fresh=5_000, status=TuningStatus(tests_run=2))

@@ -43,6 +43,8 @@ TUNE = "tune"  # what a user may ask for, besides what the spec says
 LABELS_STEP = 100  # labels are told in steps, so that the status is not written for every one
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
+# Budgets beyond a tenth, as whole answers have, are decided by fewer.
+_LABELS_PER_LARGE_BUDGET, _FEWEST_LABELS = 30, 100
 MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
 # Times what a test for everybody is worth, that may be waited for so that tiers are tested as well: one at a sixth of
 # the budget comes with the first plan, one that is stricter where traffic brings its labels anyway.
@@ -204,7 +206,8 @@ def _menu_level(view: TunerView) -> float:
 
 def first_attempt_labels(budget: float) -> int:
     """Labels worth waiting for before a first attempt: fewer would mostly waste a test."""
-    return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
+    fewest = max(_FEWEST_LABELS, min(_MIN_LABELS, math.ceil(_LABELS_PER_LARGE_BUDGET / budget)))
+    return min(_MAX_LABELS, max(fewest, math.ceil(_LABELS_PER_BUDGET / budget)))
 
 
 def _hopeless(view: TunerView, *, needed: int) -> TuningStatus:
