@@ -242,6 +242,9 @@ def _whole(
     """All columns as one chain, at the prices of the fp32 one."""
     n, n_columns = uncertainty.shape
     answered = _answered(arrays, n=n, n_columns=n_columns)
+    draw, audit_rate = _probability(arrays, "draw", n), _probability(arrays, "audit_rate", n)
+    if audit_rate is not None and (audit_rate == 1).all():  # a certificate is the same as before there were draws
+        draw = audit_rate = None
     return Records(
         uncertainty=uncertainty,
         agrees=answered.agrees,
@@ -250,8 +253,8 @@ def _whole(
         time=_array(arrays, "time", shape=(n,), kind="fiu").astype(np.float64) if "time" in arrays else None,
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
         stream=_array(arrays, "stream", shape=(n,), kind="iu").astype(np.int64) if "stream" in arrays else None,
-        draw=_probability(arrays, "draw", n),
-        audit_rate=_probability(arrays, "audit_rate", n),
+        draw=draw,
+        audit_rate=audit_rate,
         profile=priced.profile,
         prediction=answered.prediction,
         ramp_ids=ids,

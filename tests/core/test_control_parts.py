@@ -26,7 +26,7 @@ from offramp_core.control.rollouts.gates import GateInput, read_gates
 from offramp_core.control.rollouts.ledger import BootReport, fold
 from offramp_core.control.snapshot import Load, Worker
 from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_duration, parse_spec
-from offramp_core.control.stable.audit import expected_rate, followed_rate, quiet_rate
+from offramp_core.control.stable.audit import Audits, expected_rate, followed_rate, quiet_rate
 from offramp_core.control.workers.delivery import STALLING
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.protocol import ArmCounts, WorkerState
@@ -517,7 +517,7 @@ def test_an_unhealthy_device_is_told_while_its_worker_serves_and_no_longer_than_
 
     def told(*workers: Worker) -> dict[str, Condition]:
         facts = Facts(service, workers, 0, None, (), PinStatus(), None, 0.0)
-        return {c.type: c for c in conditions(facts, settled_generation=1, observed=({}, 0, 0))}
+        return {c.type: c for c in conditions(facts, settled_generation=1, observed=({}, Audits()))}
 
     found = told(worker_of("digits-0", unhealthy=sick), well)[ConditionType.DEVICES_HEALTHY]
     assert (found.status, found.reason) == ("False", "DeviceUnhealthy")
@@ -573,7 +573,7 @@ def test_a_percentile_is_judged_once_a_request_may_lie_beyond_it(
     spec = parse_spec(changed("objective.latency.percentile", percentile))
     facts = Facts(Service("default", "digits", "uid", 1, spec), (), 0, None, (), PinStatus(), None, 0.0)
     seen = SecondsSketch({bucket_index(0.01): n - late, bucket_index(1.0): late})
-    told = {c.type: c for c in conditions(facts, settled_generation=1, observed=({"latency": seen}, 0, 0))}
+    told = {c.type: c for c in conditions(facts, settled_generation=1, observed=({"latency": seen}, Audits()))}
     assert told[ConditionType.LATENCY_OBJECTIVE_MET].status == status
 
 
@@ -595,7 +595,7 @@ def test_every_time_of_the_objective_must_be_kept_and_the_one_that_is_not_is_nam
     facts = Facts(Service("default", "chat", "uid", 1, spec), (), 0, None, (), PinStatus(), None, 0.0)
     first = SecondsSketch({bucket_index(0.5): 100 - first_late, bucket_index(9.0): first_late})
     times = {"first_token": first, "per_token": SecondsSketch({bucket_index(each[0]): each[1]})}
-    told = {c.type: c for c in conditions(facts, settled_generation=1, observed=(times, 0, 0))}
+    told = {c.type: c for c in conditions(facts, settled_generation=1, observed=(times, Audits()))}
     found = told[ConditionType.LATENCY_OBJECTIVE_MET]
     assert found.status == status
     assert all(word in found.message for word in words), found.message

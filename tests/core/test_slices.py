@@ -84,11 +84,14 @@ def test_the_slice_that_is_surely_over_its_budget_is_stopped_and_the_others_are_
     assert (found["night"].audited, found["night"].disagreements) == (300, 30)
 
 
-def test_a_stop_lasts_while_the_plan_serves_and_ends_with_a_changed_budget() -> None:
+def test_a_stop_lasts_while_the_plan_serves_and_ends_with_a_larger_budget() -> None:
     asked = [SliceObjective("night", 0.02)]
     first = looked(audited(("night", 300, 30)), slices=asked)
     later = audited(("night", 30_000, 30))  # since it is stopped, nothing disagrees any more
     assert looked(later, before=first, slices=asked).slices[0].stopped
+    tighter = looked(later, before=first, slices=[SliceObjective("night", 0.01)])
+    assert stopped(tighter), "whoever broke 2 % broke 1 %"
+    assert stopped(looked(later, before=tighter, slices=asked)), "back at 2 %"
     relaxed = looked(later, before=first, slices=[SliceObjective("night", 0.2)]).slices[0]
     assert (relaxed.budget, relaxed.stopped) == (0.2, False)
     assert looked(later, before=first, slices=[]).slices == ()

@@ -166,6 +166,35 @@ def test_a_pool_goes_on_after_a_restart_where_it_stopped() -> None:
     assert again.columns()["time"].tolist() == list(range(10))
 
 
+def eager_and_busy(pool: RecordPool, *, first: int) -> RecordPool:
+    """Rows of a busy hour, at 2 %, after those that a pool has."""
+    rows = replace(rows_of(first, 20, time_from=1e4), audit_rate=np.full(20, 0.02, np.float32))
+    pool.add("boot", replace(rows, draw=np.linspace(0, 0.019, 20, dtype=np.float32)), latest_time=np.inf)
+    return pool
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_rows_of_a_time_when_all_requests_were_recorded_keep_their_draws_over_a_restart(restarted: bool) -> None:
+    """They are alike until a busy hour comes, and were taken for rows that 2 % of it stand beside."""
+    pool, quiet = RecordPool(n_ramps=2), replace(rows_of(0, 100), draw=np.linspace(0.005, 0.995, 100, dtype=np.float32))
+    pool.add("boot", quiet, latest_time=np.inf)
+    assert records_of(pool).draw is None
+    records = records_of(eager_and_busy(RecordPool.load(pool.dump()) if restarted else pool, first=100))
+    assert np.count_nonzero(records.equal_weight()[:100]) == 2
+    assert records.equal_weight()[100:].all()
+
+
+def test_rows_whose_draw_nobody_told_count_while_rates_are_alike_and_not_beside_a_smaller_one() -> None:
+    """Of a worker of before, and of a file from before draws were kept while all rates were 1."""
+    pool = RecordPool(n_ramps=2)
+    pool.add("boot", rows_of(0, 100), latest_time=np.inf)
+    without = {name: column for name, column in pool.dump().items() if name not in ("draw", "audit_rate")}
+    for each in (pool, RecordPool.load(without)):
+        assert records_of(each).equal_weight().all()
+        equal = records_of(eager_and_busy(each, first=100)).equal_weight()
+        assert not equal[:100].any() and equal[100:].all()
+
+
 def lossy(losses: list[list[float]], **changes: object) -> RecordBlock:
     n = len(losses)
     columns = {

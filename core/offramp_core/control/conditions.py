@@ -29,7 +29,7 @@ from offramp_core.control.objects import (
 from offramp_core.control.routes import alone, rate, route_uses
 from offramp_core.control.snapshot import ClassShare, Scaling, Trouble, Turn, Worker
 from offramp_core.control.spec import Autoscaling
-from offramp_core.control.stable.audit import worth_one
+from offramp_core.control.stable.audit import Audits, at_one_rate, worth_one
 from offramp_core.control.workers.capacity import Capacity
 from offramp_core.control.workers.delivery import STALLING, fetching
 from offramp_core.control.workers.pool_plan import in_short
@@ -133,13 +133,13 @@ def workers_status(facts: Facts) -> WorkersStatus:
     )
 
 
-def conditions(facts: Facts, *, settled_generation: int, observed: tuple[Times, int, int]) -> tuple[Condition, ...]:
+def conditions(facts: Facts, *, settled_generation: int, observed: tuple[Times, Audits]) -> tuple[Condition, ...]:
     """All conditions, transition times carried over where the status did not change."""
     wanted = [
         _ready(facts),
         _workers_available(facts),
         _latency(facts, observed[0]),
-        _accuracy(facts, n=observed[1], k=observed[2]),
+        _accuracy(facts, observed[1]),
         _no_exit_capacity(facts),
         *_quarantined(facts),
         *_devices(facts),
@@ -226,7 +226,7 @@ def _latency(facts: Facts, times: Times) -> Condition:
     return _condition(kind, "True", Reason.WITHIN_OBJECTIVE, ", ".join(met))
 
 
-def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
+def _accuracy(facts: Facts, audits: Audits) -> Condition:
     spec = facts.service.spec
     if facts.stable is not None and facts.stable.plan.exits_off:
         return _condition(
@@ -235,15 +235,15 @@ def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
             Reason.EXITS_OFF,
             "every request is answered by the model itself",
         )
-    if n < MIN_SAMPLES:
+    if audits.n < MIN_SAMPLES:
         return _condition(
             ConditionType.ACCURACY_WITHIN_BUDGET,
             "Unknown",
             Reason.INSUFFICIENT_SAMPLES,
             f"{MIN_SAMPLES} audited requests are needed for a statement",
         )
-    tuning = facts.service.status.tuning
-    evidence = log_e_value(k, n, p0=spec.max_disagreement, design_effect=worth_one(tuning, rate=tuning.audit_rate))
+    effect = worth_one(facts.service.status.tuning, rate=audits.rate)
+    evidence = log_e_value(audits.k, audits.n, p0=spec.max_disagreement, design_effect=effect)
     broken = evidence >= np.log(1 / (1 - spec.confidence))
     text = f"budget {spec.max_disagreement:.2%}"
     return _condition(
@@ -463,23 +463,23 @@ def _rejection(status: VersionStatus) -> str:
 
 def observe(
     facts: Facts, ramp_ids: tuple[str, ...], costs: ExitCosts, *, audits: float | None = None
-) -> tuple[ObservedFigures, Times, int, int]:
-    """Figures of the stable plan, and the raw numbers behind them: (observed, times, audits, disagreements).
+) -> tuple[ObservedFigures, Times, Audits]:
+    """Figures of the stable plan, and the numbers behind them.
 
     ``ramp_ids`` and ``costs`` are those of the plan's precision, ``audits`` what audits took, as a share of the model's
     own time.
     """
     if facts.stable is None:
-        return ObservedFigures(), {}, 0, 0
+        return ObservedFigures(), {}, Audits()
     mine = [c for c in facts.counts if c.plan_hash == facts.stable.plan.content_hash]
     times = {
         name: merge_sketches(SecondsSketch({int(i): n for i, n in getattr(c, name).items()}) for c in mine)
         for name in TIMES
     }
-    audited, disagreed = sum(c.audited for c in mine), sum(c.disagreements for c in mine)
+    seen = at_one_rate(mine)
     before = facts.service.status.observed
     if before.taken_at is not None and facts.now - before.taken_at < OBSERVED_EVERY_SECONDS:
-        return before, times, audited, disagreed
+        return before, times, seen
     requests = sum(c.requests for c in mine)
     exits = {ramp: sum(c.exits.get(ramp, 0) for c in mine) for ramp in ramp_ids}
     figures = ObservedFigures(
@@ -492,15 +492,15 @@ def observe(
         tokens_per_second=rate(facts.routes),
         model_tokens_per_second=alone(facts.routes),
         routes=route_uses(facts.routes),
-        agreement=f"{1 - disagreed / audited:.1%}" if audited >= MIN_SAMPLES else "",
+        agreement=f"{1 - seen.k / seen.n:.1%}" if seen.n >= MIN_SAMPLES else "",
         exit_rate=f"{sum(exits.values()) / requests:.0%}" if requests else "",
         savings=_saved(facts.stable, exits, requests, costs, ramp_ids, audits=audits or 0.0),
         audits="" if audits is None else f"{audits:.0%}",
-        samples=audited,
+        samples=seen.n,
         taken_at=facts.now,
     )
     unchanged = replace(figures, taken_at=before.taken_at, samples=before.samples) == before
-    return (before if unchanged else figures), times, audited, disagreed
+    return (before if unchanged else figures), times, seen
 
 
 def _saved(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from offramp_core.control.draft import Draft
-from offramp_core.control.objects import Config, Measured, Rollout, Service, SliceStop, TuningStatus
+from offramp_core.control.objects import Config, Measured, Rollout, Service, TuningStatus
 from offramp_core.control.rollouts.rollout import CANARY_SERVES, tiers_served
 from offramp_core.control.seen import Seen
 from offramp_core.control.stable.audit import worth_one
@@ -85,9 +85,7 @@ def plan_document(
         holdback_share=0.0 if stable.plan.exits_off else spec.holdback,
         slices=() if stable.plan.exits_off else tuple(s.name for s in spec.slices),
         stopped_slices=tuple(
-            s.name
-            for s in spec.slices
-            if SliceStop(stable.plan.content_hash, s.name, s.max_disagreement) in measured.all_stops
+            s.name for s in spec.slices if measured.stopped(stable.plan.content_hash, s.name, s.max_disagreement)
         ),
         ramp_sets=ramp_sets,
         capture_since=capture_since,
@@ -99,9 +97,8 @@ def plan_document(
 def going_tiers(stable: Config, service: Service, measured: Measured) -> tuple[str, ...]:
     """Tiers whose requests take exits of the stable plan: certified, and not stopped for what they are promised."""
     plan_hash, budgets = stable.plan.content_hash, {t.name: t.max_disagreement for t in service.spec.menu}
-    stopped = measured.all_stops
     served = tiers_served(stable, service)
-    return tuple(n for n in served if SliceStop(plan_hash, tier_slice(n), budgets[n]) not in stopped)
+    return tuple(n for n in served if not measured.stopped(plan_hash, tier_slice(n), budgets[n]))
 
 
 def _held_sets(seen: Seen, draft: Draft) -> tuple[str, ...]:

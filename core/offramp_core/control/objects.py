@@ -733,7 +733,8 @@ class TierUse:
 
 @dataclass(frozen=True, slots=True)
 class SliceStop:
-    """A plan was surely over the ``budget`` of the slice ``name``, on the inputs as they still are."""
+    """A plan was surely over the ``budget`` of the slice ``name``, and so over every smaller one, on the inputs as they
+    still are."""
 
     plan_hash: str
     name: str
@@ -781,6 +782,10 @@ class Measured:
         """Of the slices of the plan as well: an operator of before told of them there alone."""
         of_slices = (SliceStop(self.plan_hash, use.name, use.budget) for use in self.slices if use.stopped)
         return tuple(dict.fromkeys((*self.stops, *of_slices)))
+
+    def stopped(self, plan_hash: str, name: str, budget: float) -> bool:
+        """Whether a plan was surely over a budget of a slice."""
+        return any((s.plan_hash, s.name) == (plan_hash, name) and budget <= s.budget for s in self.all_stops)
 
     def after_change(self, serving: Plan) -> Measured:
         """After the inputs changed: what other plans did on the old ones says nothing any more."""

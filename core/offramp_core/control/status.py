@@ -26,7 +26,7 @@ from offramp_core.control.routes import pooled
 from offramp_core.control.seen import Seen
 from offramp_core.control.snapshot import Event, Snapshot, Worker
 from offramp_core.control.spec import Step
-from offramp_core.control.stable.audit import worth_one
+from offramp_core.control.stable.audit import Audits, worth_one
 from offramp_core.control.stable.holdback import loss
 from offramp_core.control.trust import not_pooled
 from offramp_core.control.tuning.tuner import PinJudged, Tuned
@@ -49,10 +49,10 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
     before, service, stable = seen.service.status, seen.service, draft.stable
     facts = _facts(seen, draft, pin)
     ids, costs = seen.served.chain(stable.plan.precision)
-    observed, times, n, k = observe(facts, ids, costs, audits=draft.measured_of_stable.audits)
+    observed, times, audits = observe(facts, ids, costs, audits=draft.measured_of_stable.audits)
     pools, pool_plan = _pools(seen)
     facts = replace(facts, pools=pools)
-    facts = replace(facts, capacity=_capacity(seen, draft, facts.pools, n=n, k=k))
+    facts = replace(facts, capacity=_capacity(seen, draft, facts.pools, audits))
     settled = before.settled_generation
     if facts.settled and not document_changed:
         settled = service.generation
@@ -77,7 +77,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
         ramp_sets=draft.ramp_sets,
         pin=pin.status,
         models=proven_models(before.models, seen.spec, _workers_of_the_spec(seen)),
-        conditions=conditions(facts, settled_generation=settled, observed=(times, n, k)),
+        conditions=conditions(facts, settled_generation=settled, observed=(times, audits)),
     )
     return summarised(status)
 
@@ -274,8 +274,8 @@ def _pools(seen: Seen) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     return with_plan(seen.service, known, load, placed=placed, shares=shares, now=seen.now, watched_since=since)
 
 
-def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], *, n: int, k: int) -> Capacity:
-    """``k`` of ``n`` audits of the stable plan disagreed."""
+def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], audits: Audits) -> Capacity:
+    """``audits`` are those of the stable plan."""
     served, spec, rollout = seen.served, seen.spec, draft.rollout
     off = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
     counts = (c for o in seen.trusted for c in (*o.counts, *o.held_back))
@@ -283,8 +283,8 @@ def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], *, n: int, 
         served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=spec.latency_seconds or inf
     )
     rate = rate_of_all(pools, by_weight=spec.route is not None) if pools else rate
-    effect = worth_one(draft.tuning, rate=draft.tuning.audit_rate)
-    evidence = log_e_value(k, n, p0=spec.max_disagreement, design_effect=effect)
+    effect = worth_one(draft.tuning, rate=audits.rate)
+    evidence = log_e_value(audits.k, audits.n, p0=spec.max_disagreement, design_effect=effect)
     evidence /= log(1 / (1 - spec.confidence))
     suspicion = max(
         (w.state.suspicion for w in seen.everybody if w.endpoint.ready and w.state is not None), default=0.0

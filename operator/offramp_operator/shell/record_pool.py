@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.protocol import LABELS, LOSSES
-from offramp_operator.shell.wire import RecordRows
+from offramp_operator.shell.wire import UNKNOWN_DRAW, RecordRows
 
 CAPACITY_ROWS = 20_000
 ENOUGH_ROWS = 2_000  # to certify a plan worth five points or more, nearly always (docs/benchmarks.md)
@@ -21,7 +21,7 @@ NAMES = ("ramp_id", "ramp_precision")
 ABSENT = {
     "slice": ("<i4", 0),
     "stream": ("<i8", 0),
-    "draw": ("<f4", 0.0),
+    "draw": ("<f4", UNKNOWN_DRAW),
     "audit_rate": ("<f4", 1.0),
 }  # where nobody told
 COLUMNS = ("time", "uncertainty", "slice", "stream", "draw", "audit_rate")
@@ -115,17 +115,16 @@ class RecordPool:
         return new
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream,
-        or all were drawn alike, there is no such column, so that a certificate is the same as before there were any."""
+        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream
+        there is no such column, so that a certificate is the same as before there were any."""
         self._compact()
         if not self._chunks:
             shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}
             names = [name for name in (*COLUMNS, *ANSWERS[0]) if name not in ABSENT]
             return {name: np.zeros(shapes.get(name, (0,))) for name in names}
         chunk = self._chunks[0]
-        alike = {"draw", "audit_rate"} if bool((chunk["audit_rate"] == 1).all()) else set[str]()
         empty = {name for name in ("slice", "stream") if not chunk[name].any()}
-        return {name: column for name, column in chunk.items() if name not in alike | empty}
+        return {name: column for name, column in chunk.items() if name not in empty}
 
     def dump(self) -> dict[str, npt.NDArray[Any]]:
         """Everything needed to go on after a restart, as arrays for an npz file."""

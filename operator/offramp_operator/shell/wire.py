@@ -17,6 +17,9 @@ from offramp_core.protocol import LABELS, LOSSES, Observations, PlanDocument, Re
 T = TypeVar("T")
 
 MAX_BLOCK_ROWS = 5_000
+# A draw that nobody told counts where every request was recorded, and there alone: taken for a low one it would stand
+# beside the few of the busy hours. Rows of before are then left out once rates are mixed, which costs labels alone.
+UNKNOWN_DRAW = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class RecordRows:
 
     ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``answers`` are its columns about answers (:data:`LABELS`
     or :data:`LOSSES`), ``slice`` int32 [n], ``stream`` int64 [n], ``draw`` and ``audit_rate`` float32 [n]. What workers
-    of before do not report is 0, and 1 for the rate.
+    of before do not report is 0, 1 for the rate, and :data:`UNKNOWN_DRAW`.
     """
 
     first: int
@@ -109,7 +112,7 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         },
         slice=_column(block, "slice", "<i4", (n,)) if block.slice else np.zeros(n, dtype=np.int32),
         stream=_column(block, "stream", "<i8", (n,)) if block.stream else np.zeros(n, dtype=np.int64),
-        draw=_column(block, "draw", "<f4", (n,)) if block.draw else np.zeros(n, dtype=np.float32),
+        draw=_column(block, "draw", "<f4", (n,)) if block.draw else np.full(n, UNKNOWN_DRAW, dtype=np.float32),
         audit_rate=_column(block, "audit_rate", "<f4", (n,)) if block.audit_rate else np.ones(n, dtype=np.float32),
     )
     if n > MAX_BLOCK_ROWS or block.first < 0 or block.next < block.first + n:

@@ -6,11 +6,15 @@ after its reply has left. Rates move on a coarse ladder, because every change is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import numpy as np
 
 from offramp_core.certify import dependence
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import Load
+from offramp_core.protocol import ArmCounts
 from offramp_core.records import Records
 
 QUIET_RATE = 0.02
@@ -90,6 +94,37 @@ def measured_clustering(records: Records, *, known: float, budget: float, wary: 
             return None
         known = max(known, clustering(known, design_effect=found.design_effect, sampled=rows.sampled()))
     return known
+
+
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """``k`` of ``n`` audits disagreed, as if the share ``rate`` of all requests had been audited."""
+
+    n: int = 0
+    k: int = 0
+    rate: float = 1.0
+
+
+def at_one_rate(counts: Iterable[ArmCounts]) -> Audits:
+    """The audits of all epochs, each by the requests it stands for.
+
+    Rates fall when load rises: summed as they are, the audits of quiet nights would outnumber those of the days on
+    which most requests come. The rate is the harmonic mean of those of the epochs, by requests. Audits of an epoch with
+    a higher one count as many as would have been drawn at it; those of one with a lower one are no more than they are,
+    so that a few of them never decide alone. Evidence from whole numbers is convex in them, so counting the mean of
+    what might have been drawn overstates none.
+    """
+    epochs: dict[int, tuple[int, int, int, int]] = {}
+    for c in counts:
+        requests, drawn, n, k = epochs.get(c.epoch, (0, 0, 0, 0))
+        epochs[c.epoch] = requests + c.requests, drawn + c.drawn, n + c.audited, k + c.disagreements
+    known = [(drawn / requests, n, k) for requests, drawn, n, k in epochs.values() if n and 0 < drawn <= requests]
+    if not known:
+        return Audits()
+    rate = sum(n / r for r, n, _ in known) / sum(n / r**2 for r, n, _ in known)
+    weights = [min(1.0, rate / r) for r, _, _ in known]
+    n, k = (round(sum(w * of[i] for w, of in zip(weights, known, strict=True))) for i in (1, 2))
+    return Audits(n, k, rate)
 
 
 def worth_one(tuning: TuningStatus, *, rate: float) -> float:

@@ -302,7 +302,7 @@ def _slice(
     """A slice is stopped once its audits are surely over its budget, and stays so under the plan: its later audits, all
     answered by the model itself, say nothing about the plan."""
     seen = total.slices.get(asked.name, SliceCounts())
-    stopped = SliceStop(before.plan_hash, asked.name, asked.max_disagreement) in before.all_stops
+    stopped = before.stopped(before.plan_hash, asked.name, asked.max_disagreement)
     evidence = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement, design_effect=design_effect)
     over = evidence >= math.log(1 / alpha)
     return SliceUse(
