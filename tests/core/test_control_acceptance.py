@@ -217,6 +217,35 @@ def test_signs_of_scenes_hold_acceptance_up_with_advice_and_make_nothing_else_co
     assert "parameters.stream" in told.message and "mode: Auto" in told.message
 
 
+def test_a_plan_is_accepted_once_there_are_records_in_which_scenes_of_many_sources_would_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of pins at twice the budget, on the first day and from 64 unnamed sources in scenes of 100, 13 of 60 were
+    accepted, most after 1,000 audits; 2 of 60 where 5,000 records are looked at."""
+    asked: list[bool] = []
+    monkeypatch.setattr(attempts, "measured_clustering", lambda *_, known, wary, **__: asked.append(wary) or known)
+    monkeypatch.setattr(audit, "MISTAKES_LOOKED_AT", 400)
+    fleet = tried(WITHIN)
+    fleet.run(lambda f: "records of the canary" in gate(f).message, limit=400)
+    told = gate(fleet)
+    assert told.state == "Undecided" and told.log_e_value >= told.log_limit
+    assert "takes 20,000 records" in told.message and "parameters.stream" in told.message
+    assert set(asked) == {False}, "a look at few would say nothing"
+    monkeypatch.setattr(audit, "MISTAKES_LOOKED_AT", 10)
+    held = last(fleet).status.step
+    fleet.run(lambda f: last(f).status.step > held or last(f).status.finished, limit=60)
+    assert True in asked
+
+
+def test_so_many_records_are_looked_at_as_hold_some_mistakes_and_none_are_waited_for_where_streams_are_named() -> None:
+    needed = audit.records_to_look_at
+    assert [needed(None, budget=b) for b in (0.05, 0.01, 0.001)] == [1_000, 5_000, 20_000]
+    stream = np.arange(len(CLEAN)) % 64 + 1
+    assert needed(replace(CLEAN, stream=stream), budget=0.01) == 0
+    assert needed(replace(CLEAN, stream=np.where(stream <= 10, 0, stream)), budget=0.01) == 5_000
+    assert needed(replace(CLEAN, stream=np.arange(len(CLEAN)) + 1), budget=0.01) == 5_000, "all of them differ"
+
+
 @given(n=st.integers(1, 5000), share=st.floats(0, 0.01), effect=st.floats(1, 200))
 def test_so_many_audits_like_those_seen_earn_a_plan_its_place(n: int, share: float, effect: float) -> None:
     k, level = int(n * share), allowance(0.05, 1)

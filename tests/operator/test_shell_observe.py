@@ -17,12 +17,13 @@ from offramp_cli.verify import load_held_out
 from offramp_core.control.objects import TuningStatus, ring
 from offramp_core.control.snapshot import Observed, WorkerEndpoint
 from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, RampInfo, Refusal
+from offramp_core.reasons import Reason
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_worker import COSTS, DIGEST_A, DIGEST_B, StubWorker, block, state
 
 from offramp_operator.local.records import load_pools, save_pool
-from offramp_operator.shell import wire
+from offramp_operator.shell import observe, wire
 from offramp_operator.shell.observe import SECONDS_UNTIL_SILENT, Observer
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.record_pool import RampSetKey
@@ -154,6 +155,46 @@ def test_a_backlog_larger_than_one_answer_is_caught_up_in_one_pass(spawn: Callab
         a.rows = 12_345
         async with bench() as made:
             assert len(times(await made.pull(a))) == 12_345
+
+    asyncio.run(story())
+
+
+def test_a_pool_keeps_as_many_records_as_the_tuning_waits_for_and_those_to_search_on(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 32_000
+        waits = TuningStatus(Reason.COLLECTING_LABELS, labels_needed=24_000)
+        for tuning, kept in ((TuningStatus(Reason.COLLECTING_LABELS), 20_000), (waits, 30_000)):
+            async with bench() as made:
+                found = await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, tuning=tuning)
+                assert len(times(found)) == kept
+
+    asyncio.run(story())
+
+
+def test_while_a_canary_earns_its_place_its_service_keeps_what_scenes_are_seen_in_and_so_do_only_so_many_at_once(
+    spawn: Callable[[str], StubWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "rows_each", lambda *_, **__: 100)
+    monkeypatch.setattr(observe, "MOST_EARNING", 2)
+    keys = [ServiceKey("default", name) for name in ("one", "two", "three")]
+
+    async def story() -> None:
+        a, idle = spawn("a"), TuningStatus(Reason.IDLE)
+
+        async def kept(made: Bench, key: ServiceKey, *, earning: bool) -> int:
+            found = await made.observer.observe(key, (endpoint(a),), token=TOKEN, tuning=idle, earning=earning)
+            return len(times(found))
+
+        a.rows = 400
+        async with bench() as made:
+            assert [await kept(made, key, earning=True) for key in keys] == [400, 400, 100]
+            a.rows = 500
+            assert [await kept(made, key, earning=key == keys[1]) for key in keys] == [100, 500, 100]
+            a.rows = 600
+            assert [await kept(made, key, earning=key != keys[0]) for key in keys] == [100, 600, 200]
 
     asyncio.run(story())
 

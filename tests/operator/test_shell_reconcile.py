@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from offramp_core.control.objects import (
     Config,
     ConfigStatus,
+    Phase,
     Rollout,
     RolloutStatus,
     Service,
@@ -27,14 +29,16 @@ from offramp_core.control.objects import (
 from offramp_core.control.snapshot import Decision, Event, Gathered, NewConfig, NewRollout, Snapshot, WorkerEndpoint
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.stable.watch import Watch
-from offramp_core.plan import Plan
+from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, Refusal, SignedDocument
+from offramp_core.reasons import Reason
 from offramp_core.records import Records
 from offramp_core.tuning import NoGain, TuningOutcome, TuningRequest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_worker import DIGEST_A, DIGEST_B, StubWorker
 
+from offramp_operator.shell import observe
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.platform import ConflictError, ServiceKey, WorkerIdentity
 from offramp_operator.shell.reconcile import REFUSED_POKE_SECONDS, Reconciler
@@ -238,6 +242,27 @@ def test_a_decision_is_carried_out_in_the_order_that_persists_evidence_before_ac
             "event RampProposed",
         ]
         assert worker.taken == [document(2)], "workers are poked after the document is stored"
+
+    run(story())
+
+
+@pytest.mark.parametrize(("phase", "kept"), [("Progressing", 400), ("Pending", 100)])
+def test_the_canary_of_a_plan_without_a_certificate_has_all_its_records_kept(
+    worker: StubWorker, phase: Phase, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "rows_each", lambda *_, **__: 100)
+    pinned = replace(PLAN, ramps=(RampThreshold("r00-linear", Decimal("0.2")),))
+
+    async def story() -> None:
+        platform, script = MemoryPlatform(worker), Script(nothing)
+        assert platform.service is not None
+        idle = ServiceStatus(tuning=TuningStatus(Reason.IDLE))
+        platform.service, worker.rows = replace(platform.service, status=idle), 400
+        platform.configs = {"b": Config("b", pinned)}
+        platform.rollouts = {"r": Rollout("r", "a", "b", "Pinned", 1, status=RolloutStatus(phase))}
+        async with reconciler(platform, script) as made:
+            await made.reconcile(KEY)
+        assert len(records_of(script.seen[-1])) == kept
 
     run(story())
 

@@ -34,7 +34,7 @@ from offramp_operator.shell import wire
 from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ServiceKey
-from offramp_operator.shell.record_pool import RampSetKey, RecordPool, rows_each, rows_for
+from offramp_operator.shell.record_pool import MOST_EARNING, RampSetKey, RecordPool, rows_each, rows_for
 from offramp_operator.shell.rolling_maximum import RollingMaximum
 
 COLLECTING_STATES = (Reason.COLLECTING_LABELS, Reason.TUNING)
@@ -93,6 +93,7 @@ class _ServiceMemory:
     keeps_windows: bool = False  # of what came, where workers are planned by it
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     tuning: TuningStatus = COLLECTING
+    earning: bool = False  # its place, by a canary, and so a whole pool
 
 
 class Observer:
@@ -136,16 +137,20 @@ class Observer:
         tuning: TuningStatus = COLLECTING,
         renew: bool = True,
         windows: bool = False,
+        earning: bool = False,
     ) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks
         nonsense.
 
         ``renew`` says that what is decided can be carried out, as far as is known: else a canary must be left to end
-        with its lease. One that is collecting labels for a tuning keeps as many rows as that takes, others their share
-        of the operator's memory.
+        with its lease. One that is collecting labels for a tuning keeps as many rows as that takes, one in whose canary
+        a plan without a certificate is ``earning`` its place keeps what it takes to see scenes (``MOST_EARNING`` at
+        once, first come, first served), others their share of the operator's memory.
         """
         known = self._services.setdefault(key, _ServiceMemory())
         known.tuning, known.keeps_windows = tuning, windows
+        if not (earning and known.earning):
+            known.earning = earning and sum(m.earning for m in self._services.values()) < MOST_EARNING
         memory = await self._pull_all(key, endpoints, token, renew=renew)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
@@ -333,7 +338,8 @@ class Observer:
             pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
             share = rows_each(len(self._services), n_ramps=len(state.ramps))
             collecting = memory.tuning.state in COLLECTING_STATES
-            pool.keep(rows_for(memory.tuning.labels_needed) if collecting else share)
+            whole = rows_for(memory.tuning.labels_needed if collecting else 0)
+            pool.keep(whole if collecting or memory.earning else share)
             marks = memory.tuning.not_younger(state.boot_id, ramp_set)
             pool.add(state.boot_id, rows, latest_time=self._clock(), not_younger=marks)
 

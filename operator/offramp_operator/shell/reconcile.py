@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from offramp_core.control.decide import decide
 from offramp_core.control.document import only_takes_away
 from offramp_core.control.objects import Service, ServiceStatus
+from offramp_core.control.rollouts.rollout import earns_its_place
 from offramp_core.control.snapshot import Decision, Gathered, Observed, RecordStore, Snapshot, WorkerEndpoint
 from offramp_core.control.stable.watch import Watch
 from offramp_core.protocol import PlanDocument
@@ -208,8 +209,9 @@ class Reconciler:
         token = self._key.admin_token(service.uid)
         tuned = service.status.tuning
         planned = any(pool.max_workers is not None for pool in service.spec.pools)
+        earning = any(earns_its_place(r, gathered.configs, service) for r in gathered.rollouts)
         observed = await self._observer.observe(
-            key, gathered.workers, token=token, tuning=tuned, renew=renew, windows=planned
+            key, gathered.workers, token=token, tuning=tuned, renew=renew, windows=planned, earning=earning
         )
         revision = self._observer.revision(key)
         tuning = self._tunings.collect(key)

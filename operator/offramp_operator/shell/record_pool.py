@@ -16,6 +16,7 @@ from offramp_operator.shell.wire import UNKNOWN_DRAW, RecordRows
 CAPACITY_ROWS = 20_000
 ENOUGH_ROWS = 2_000  # to certify a plan worth five points or more, nearly always (docs/benchmarks.md)
 POOLS_BYTES = 128 * 2**20  # of all services of an operator; some more where that is not enough for each
+MOST_EARNING = 32  # services at once whose canary earns its place and whose pool is whole, beside the above
 _MAX_BOOTS = 4_096  # processes remembered; far more than can still hold rows of ours
 NAMES = ("ramp_id", "ramp_precision")
 ABSENT = {

@@ -22,7 +22,7 @@ from offramp_core.control.rollouts.rollout import (
     is_certified,
 )
 from offramp_core.control.seen import Seen
-from offramp_core.control.stable.audit import measured_clustering
+from offramp_core.control.stable.audit import measured_clustering, records_to_look_at
 from offramp_core.control.stable.falling import rejected
 from offramp_core.control.stable.history import promoted_lately
 from offramp_core.control.trust import live_boots
@@ -94,6 +94,7 @@ def _view(seen: Seen, draft: Draft, rollout: Rollout) -> RolloutView:
         ledger=ledger,
         execution=partial(_execution, seen.counts, draft.stable.plan.content_hash),
         clustering=partial(_clustering, seen, draft),
+        looked_at=partial(_looked_at, seen, draft),
         load=snapshot.observed.load,
         stable_config=draft.stable.name,
         now=seen.now,
@@ -144,6 +145,13 @@ def _clustering(seen: Seen, draft: Draft, wary: bool) -> float | None:
     if store is None:
         return known
     return measured_clustering(store.records, known=known, budget=seen.spec.max_disagreement, wary=wary)
+
+
+def _looked_at(seen: Seen, draft: Draft) -> tuple[int, int]:
+    """Records to look for scenes in, and how many it takes."""
+    store = seen.records(draft.ramp_sets)
+    records = None if store is None else store.records
+    return len(records or ()), records_to_look_at(records, budget=seen.spec.max_disagreement)
 
 
 def _next_test(seen: Seen, draft: Draft) -> int:

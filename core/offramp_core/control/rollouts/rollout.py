@@ -75,7 +75,8 @@ class RolloutView:
     the canary. ``withdrawn`` is how the attempt ended by a pass that took the canary away and could not store that.
     ``clustering`` measures on the newest records how much requests resemble each other (:func:`.audit.clustering`;
     None: nobody can say), following every sign of it where its argument says so; it is asked only when an uncertified
-    plan is about to be accepted or rejected.
+    plan is about to be accepted or rejected. ``looked_at`` tells how many records there are to look for scenes in, and
+    how many it takes before such a plan may be accepted.
     """
 
     rollout: Rollout
@@ -86,6 +87,7 @@ class RolloutView:
     ledger: Ledger
     execution: Callable[[], Mapping[BatchShape, SecondsSketch]]
     clustering: Callable[[bool], float | None]
+    looked_at: Callable[[], tuple[int, int]]
     load: Load
     stable_config: str
     now: float
@@ -185,6 +187,11 @@ Rule = Callable[[RolloutView], Change | None]
 
 UNCLEAR = f"mistakes come together over so many requests that nobody can say what an audit is worth; {WARY_ADVICE}"
 
+FEW_RECORDS = (
+    "earned if requests are independent; to see scenes of many sources takes {needed:,} records of the canary and of "
+    "the time before it, and there are {records:,}; where requests name their sources (parameters.stream) it takes none"
+)
+
 
 def advance(view: RolloutView) -> Change:
     """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
@@ -238,7 +245,7 @@ def _judged(view: RolloutView) -> tuple[RolloutStatus, float | None]:
         return status, None
     clustering, tuning = view.clustering(False), view.service.status.tuning
     if clustering is None:
-        return _doubted(status), None
+        return _doubted(status, UNCLEAR), None
     if clustering > tuning.clustering:
         known = replace(view.service.status, tuning=replace(tuning, clustering=clustering))
         view = replace(view, service=replace(view.service, status=known))
@@ -247,9 +254,12 @@ def _judged(view: RolloutView) -> tuple[RolloutStatus, float | None]:
         status = _read(view, status)
     if not any(proves(g.name) and decided_by_audits(g) for g in status.gates):
         return status, clustering
+    records, needed = view.looked_at()
+    if records < needed:
+        return _doubted(status, FEW_RECORDS.format(records=records, needed=needed)), clustering
     wary = view.clustering(True)
     if wary is None:
-        return _doubted(status), clustering
+        return _doubted(status, UNCLEAR), clustering
     wary = max(wary, status.acceptance_clustering)
     return _read(view, replace(status, acceptance_clustering=wary)), clustering
 
@@ -258,9 +268,9 @@ def _read(view: RolloutView, status: RolloutStatus) -> RolloutStatus:
     return replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
 
 
-def _doubted(status: RolloutStatus) -> RolloutStatus:
+def _doubted(status: RolloutStatus, why: str) -> RolloutStatus:
     """Nobody can say what an audit is worth, so none accepts a plan."""
-    gates = (replace(g, state="Undecided", message=UNCLEAR) if proves(g.name) else g for g in status.gates)
+    gates = (replace(g, state="Undecided", message=why) if proves(g.name) else g for g in status.gates)
     return replace(status, gates=tuple(gates))
 
 
@@ -668,6 +678,12 @@ def tiers_served(config: Config, service: Service) -> tuple[str, ...]:
     """Tiers of a plan that are certified for what is promised now."""
     budgets = {t.name: t.max_disagreement for t in service.spec.menu}
     return config.tiers_for(budgets, confidence=service.spec.confidence)
+
+
+def earns_its_place(rollout: Rollout, configs: Mapping[str, Config], service: Service) -> bool:
+    """Whether a plan without a certificate serves as a canary."""
+    config = configs.get(rollout.to_config)
+    return config is not None and rollout.status.phase in CANARY_SERVES and not is_certified(config, service)
 
 
 def acceptance_level(status: RolloutStatus, service: Service) -> float:

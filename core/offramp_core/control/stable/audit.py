@@ -6,12 +6,13 @@ after its reply has left. Rates move on a coarse ladder, because every change is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from offramp_core.certify import dependence
+from offramp_core.certify import all_streams_differ, dependence
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import Load
 from offramp_core.protocol import ArmCounts
@@ -65,6 +66,10 @@ def eager_rate(load: Load, *, share: float = 1.0) -> float:
     return _step_at_most(min(1.0, max(_LADDER[1], _affordable(load)) / share))
 
 
+# Records with which a look for scenes of many unnamed sources shows most of them: where the budget allows so many
+# mistakes among them. No more than a pool keeps.
+MISTAKES_LOOKED_AT, MOST_LOOKED_AT = 50, 20_000
+NEARLY_ALL = 0.9  # of records, that name their streams
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
 
@@ -94,6 +99,16 @@ def measured_clustering(records: Records, *, known: float, budget: float, wary: 
             return None
         known = max(known, clustering(known, design_effect=found.design_effect, sampled=rows.sampled()))
     return known
+
+
+def records_to_look_at(records: Records | None, *, budget: float) -> int:
+    """How many records it takes before a look for scenes may let a plan without a certificate be accepted; 0 where
+    nearly all name their streams, which tells scenes apart at once."""
+    if records is not None and records.stream is not None and not all_streams_differ(records):
+        named = float((records.stream[-CLUSTERING_RECORDS:] != 0).mean())
+        if named >= NEARLY_ALL:
+            return 0
+    return min(MOST_LOOKED_AT, math.ceil(MISTAKES_LOOKED_AT / budget))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from offramp_core.control.conditions import Facts, conditions, workers_status
 from offramp_core.control.objects import Config, ConfigStatus
 from offramp_core.control.snapshot import Decision, Event, Snapshot, Worker
+from offramp_core.control.stable.audit import Audits
 from offramp_core.control.status import capacity_of, summarised
 from offramp_core.control.workers.pool_demand import asked_days
 from offramp_core.control.workers.pool_plan import plan_event, with_plan
@@ -58,7 +59,7 @@ def without_workers(
         pools=facts.pools,
         pool_plan=plan,
         asked=asked_days(service, load, now),
-        conditions=conditions(facts, settled_generation=settled, observed=({}, 0, 0)),
+        conditions=conditions(facts, settled_generation=settled, observed=({}, Audits())),
     )
     return Decision(
         status=summarised(status),
