@@ -30,6 +30,14 @@ def test_few_labels_certify_nothing(way: str) -> None:
     assert found is None or found.saving <= 0
 
 
+@pytest.mark.parametrize("way", labels.WAYS)
+def test_every_way_tests_at_the_budget_of_all_requests_also_where_few_of_them_leave(way: str) -> None:
+    hard = recorded(2_500, 3, seed=5, harder=2.5)
+    found = [labels.WAYS[way](labels.Draws(hard, np.random.default_rng(seed)), 2_000) for seed in range(8)]
+    assert sum(seen is not None for seen in found) >= 4
+    assert sum(seen is not None and seen.disagreement > labels.BUDGET for seen in found) <= 1
+
+
 def test_the_least_number_that_is_worth_it_is_told_with_those_over_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels, "GRID", (100, 2_000))
     steps: list[int] = []
