@@ -44,7 +44,7 @@ from offramp_core.certify import INDEPENDENT, allowance, dependence
 from offramp_core.control.objects import ArmTally, BothArms, TuningStatus
 from offramp_core.control.rollouts.gates import GateInput, acceptance, accuracy
 from offramp_core.control.snapshot import Load
-from offramp_core.control.stable.audit import eager_rate, measured_clustering, records_to_look_at, worth_one
+from offramp_core.control.stable.audit import eager_rate, measured_clustering, records_for_scenes, worth_one
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence import detector
 from offramp_core.evidence.one_arm import Counts
@@ -247,7 +247,7 @@ def accepted(world: World, kind: Kind, plan: Plan, rng: np.random.Generator) -> 
         if seen is not None and seen > known:
             known = seen
             continue
-        if not rejects and len(newest) < records_to_look_at(newest, budget=BUDGET):
+        if not rejects and len(newest) < records_for_scenes(newest, budget=BUDGET):
             continue
         if not rejects and seen is not None:
             seen = measured_clustering(newest, known=max(known, signs), budget=BUDGET, wary=True)

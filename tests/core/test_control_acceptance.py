@@ -238,7 +238,7 @@ def test_a_plan_is_accepted_once_there_are_records_in_which_scenes_of_many_sourc
 
 
 def test_so_many_records_are_looked_at_as_hold_some_mistakes_and_none_are_waited_for_where_streams_are_named() -> None:
-    needed = audit.records_to_look_at
+    needed = audit.records_for_scenes
     assert [needed(None, budget=b) for b in (0.05, 0.01, 0.001)] == [1_000, 5_000, 20_000]
     stream = np.arange(len(CLEAN)) % 64 + 1
     assert needed(replace(CLEAN, stream=stream), budget=0.01) == 0

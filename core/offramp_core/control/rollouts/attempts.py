@@ -22,7 +22,7 @@ from offramp_core.control.rollouts.rollout import (
     is_certified,
 )
 from offramp_core.control.seen import Seen
-from offramp_core.control.stable.audit import measured_clustering, records_to_look_at
+from offramp_core.control.stable.audit import measured_clustering, records_for_scenes
 from offramp_core.control.stable.falling import rejected
 from offramp_core.control.stable.history import promoted_lately
 from offramp_core.control.trust import live_boots
@@ -151,7 +151,7 @@ def _looked_at(seen: Seen, draft: Draft) -> tuple[int, int]:
     """Records to look for scenes in, and how many it takes."""
     store = seen.records(draft.ramp_sets)
     records = None if store is None else store.records
-    return len(records or ()), records_to_look_at(records, budget=seen.spec.max_disagreement)
+    return len(records or ()), records_for_scenes(records, budget=seen.spec.max_disagreement)
 
 
 def _next_test(seen: Seen, draft: Draft) -> int:

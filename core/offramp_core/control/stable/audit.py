@@ -101,7 +101,7 @@ def measured_clustering(records: Records, *, known: float, budget: float, wary: 
     return known
 
 
-def records_to_look_at(records: Records | None, *, budget: float) -> int:
+def records_for_scenes(records: Records | None, *, budget: float) -> int:
     """How many records it takes before a look for scenes may let a plan without a certificate be accepted; 0 where
     nearly all name their streams, which tells scenes apart at once."""
     if records is not None and records.stream is not None and not all_streams_differ(records):
