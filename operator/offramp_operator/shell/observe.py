@@ -149,8 +149,7 @@ class Observer:
         """
         known = self._services.setdefault(key, _ServiceMemory())
         known.tuning, known.keeps_windows = tuning, windows
-        if not (earning and known.earning):
-            known.earning = earning and sum(m.earning for m in self._services.values()) < MOST_EARNING
+        known.earning = earning and (known.earning or sum(m.earning for m in self._services.values()) < MOST_EARNING)
         memory = await self._pull_all(key, endpoints, token, renew=renew)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
@@ -336,10 +335,7 @@ class Observer:
         if len(rows):
             fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
             pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
-            share = rows_each(len(self._services), n_ramps=len(state.ramps))
-            collecting = memory.tuning.state in COLLECTING_STATES
-            whole = rows_for(memory.tuning.labels_needed if collecting else 0)
-            pool.keep(whole if collecting or memory.earning else share)
+            pool.keep(_rows_to_keep(memory, services=len(self._services), n_ramps=len(state.ramps)))
             marks = memory.tuning.not_younger(state.boot_id, ramp_set)
             pool.add(state.boot_id, rows, latest_time=self._clock(), not_younger=marks)
 
@@ -400,6 +396,12 @@ class Observer:
                 service=str(key),
                 worker=endpoint.name,
             )
+
+
+def _rows_to_keep(memory: _ServiceMemory, *, services: int, n_ramps: int) -> int:
+    collecting = memory.tuning.state in COLLECTING_STATES
+    whole = rows_for(memory.tuning.labels_needed if collecting else 0)
+    return whole if collecting or memory.earning else rows_each(services, n_ramps=n_ramps)
 
 
 def _query(memory: _ServiceMemory, seen: _Seen) -> dict[str, str]:
