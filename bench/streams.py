@@ -9,6 +9,8 @@
 | pins | how often is a plan at twice the budget accepted by its canary's audits |
 | good-pins | how often is one at half the budget not accepted |
 | alarms | how often does the detector alarm within 100,000 labels of a plan at half its budget |
+| minorities | how often is a certificate wrong where few requests come from a named camera in scenes, some wholly wrong |
+| conversations | the same where each scene is a stream of its own, as a conversation is |
 | power | what is lost on independent requests |
 
 A recorded set is the population; requests of a scene are copies of one of its rows, which is the worst that a scene can
@@ -68,6 +70,7 @@ ALARM_LABELS = 100_000
 QUIET_RECORDS, QUIET_RATE = 2_000, 0.02  # of the time before a pin
 KEPT_RECORDS = 20_000  # as the operator keeps
 POWER_LABELS = 2_000
+MINORITY, WRONG_SCENES = 0.05, 0.4  # share of a camera's requests, and of its scenes that ramps are surely wrong about
 
 # A day of four hours: three quiet ones with easy requests, a busy one with hard requests. Utilization follows the rate.
 NIGHT, DAY = (3 * 3600.0, 1.0, -1.0, 0.01), (3600.0, 50.0, 1.0, 0.65)  # seconds, requests per second, tilt, utilization
@@ -135,7 +138,7 @@ def dense(world: World, kind: Kind, rng: np.random.Generator, n: int) -> Records
     """``n`` requests in a row, each with a label."""
     even = np.full((1, len(world.records)), 1 / len(world.records))
     rows, source = scene_rows(kind, rng, even, np.zeros(n, dtype=np.int64))
-    return replace(world.records.take(rows), time=np.arange(float(n)), stream=source if kind.named else None)
+    return replace(world.records.take(rows), time=np.arange(float(n)), stream=source + 1 if kind.named else None)
 
 
 def tilted(world: World) -> Floats:
@@ -163,7 +166,7 @@ def day_and_night(world: World, kind: Kind, rng: np.random.Generator) -> Records
     return replace(
         records,
         time=kept.astype(np.float64),
-        stream=source[kept] if kind.named else None,
+        stream=source[kept] + 1 if kind.named else None,
         draw=draw[kept].astype(np.float32),
         audit_rate=audit_rate[kept].astype(np.float32),
     )
@@ -176,6 +179,36 @@ def truth(world: World, plan: Plan, kind: Kind) -> float:
         return float(wrong.mean())
     requests = np.array([seconds * rate for seconds, rate, *_ in (NIGHT, DAY)])
     return float(requests @ (tilted(world) @ wrong) / requests.sum())
+
+
+def with_minority(world: World, rng: np.random.Generator, n: int, *, scene: int) -> Records:
+    """Independent requests, and few of a camera that names itself: scenes of copies about which ramps are sure, in some
+    scenes all of them wrongly."""
+    camera = rng.random(n) < MINORITY
+    mine = np.flatnonzero(camera)
+    records = world.records.take(rng.integers(0, len(world.records), n))
+    number = (np.arange(len(mine)) + rng.integers(0, scene)) // scene
+    wrong = rng.random(number[-1] + 1) < WRONG_SCENES
+    uncertainty, agrees = records.uncertainty.copy(), records.agrees.copy()
+    uncertainty[mine] = rng.uniform(0.0005, 0.002, (number[-1] + 1, records.n_ramps)).round(6)[number]
+    agrees[mine] = ~wrong[number][:, None]
+    return replace(
+        records,
+        uncertainty=uncertainty,
+        agrees=agrees,
+        prediction=None,
+        others={},
+        time=np.arange(float(n)),
+        stream=camera.astype(np.int64),
+    )
+
+
+def as_conversations(world: World, kind: Kind, rng: np.random.Generator, n: int) -> Records:
+    """Scenes each of which is a stream of its own."""
+    even = np.full((1, len(world.records)), 1 / len(world.records))
+    rows, source = scene_rows(kind, rng, even, np.zeros(n, dtype=np.int64))
+    each = np.unique(np.stack([source, rows]), axis=1, return_inverse=True)[1].ravel()
+    return replace(world.records.take(rows), time=np.arange(float(n)), stream=each.astype(np.int64) + 1)
 
 
 def in_blocks(world: World, rng: np.random.Generator, n: int) -> Records:
@@ -212,6 +245,25 @@ def certificate(world: World, kind: Kind, seed: int) -> Seen:
 def ordered(world: World, kind: Kind, seed: int) -> Seen:
     """The same for stretches of a set's own order."""
     records = in_blocks(world, np.random.default_rng(seed), min(FEWEST, len(world.records)))
+    outcome = tune(records, world.request())
+    wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET
+    return Seen(wrong, isinstance(outcome, Proposed), outcome.design_effect or 0.0)
+
+
+def minority(world: World, kind: Kind, seed: int) -> Seen:
+    """The same for a few requests from a camera in scenes."""
+    n = max(2_000, 50 * kind.scene)
+    outcome = tune(with_minority(world, np.random.default_rng([seed, kind.scene, 5]), n, scene=kind.scene), world.request())
+    wrong = False
+    if isinstance(outcome, Proposed):
+        all_requests = with_minority(world, np.random.default_rng(0), ALARM_LABELS, scene=1)
+        wrong = World(all_requests, world.ramp_ids).served(outcome.plan).wrong.mean() > BUDGET
+    return Seen(bool(wrong), isinstance(outcome, Proposed), outcome.design_effect or 0.0)
+
+
+def conversation(world: World, kind: Kind, seed: int) -> Seen:
+    """The same for scenes that are streams of their own."""
+    records = as_conversations(world, kind, np.random.default_rng([seed, kind.scene, 6]), kind.labels)
     outcome = tune(records, world.request())
     wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET
     return Seen(wrong, isinstance(outcome, Proposed), outcome.design_effect or 0.0)
@@ -273,7 +325,7 @@ def _quiet_and_canary(world: World, kind: Kind, rng: np.random.Generator) -> tup
     records = replace(
         world.records.take(rows),
         time=np.arange(float(len(rows))),
-        stream=source if kind.named else None,
+        stream=source + 1 if kind.named else None,
         draw=draw.astype(np.float32),
         audit_rate=audit_rate.astype(np.float32),
     )
@@ -359,6 +411,8 @@ PARTS = (
     Part("pins", pin, kinds(), "pins at twice the budget accepted", 0.05),
     Part("good-pins", pin_power, (Kind(1, 1),), "pins at half the budget not accepted", 0.05),
     Part("alarms", alarm, kinds(), "false alarms within 100,000 labels at half the budget", 0.5),
+    Part("minorities", minority, tuple(Kind(s, 1, True) for s in (30, 100, 200)), "certificates over budget", 0.05),
+    Part("conversations", conversation, tuple(Kind(s, 64, True) for s in (3, 10)), "certificates over budget", 0.05),
     Part("power", power, (Kind(1, 1),), "taken for scenes", 0.05),
 )
 

@@ -21,11 +21,13 @@ ASKED = {
         "stretches of the real order of highway video, IMDB and SST-2: certificates over budget in <= 5 % of runs",
         WRONG,
     ),
+    "minorities": ("few requests from a named camera in scenes, some wholly wrong: over budget in <= 5 % of runs", WRONG),
+    "conversations": ("scenes of 3 and 10 requests that are streams of their own: over budget in <= 5 % of runs", WRONG),
     "pins": ("the same scenes: pins at twice the budget accepted by their canary in <= 5 % of runs", WRONG),
     "alarms": ("the same scenes: median time to a false alarm at half the budget > 100,000 labels", 0.5),
 }
 UNNAMED = "unnamed"
-TABLES = ("scenes", "cycles", "orders", "pins", "alarms")
+TABLES = ("scenes", "cycles", "orders", "minorities", "conversations", "pins", "alarms")
 TRAFFIC = {part.name: tuple(row for row, *_ in part.traffic()) for part in PARTS}
 
 
@@ -112,6 +114,8 @@ def section(results: Results) -> list[str]:
         ("scenes", "certificates over budget"),
         ("cycles", "over budget, day and night"),
         ("orders", "over budget, own order"),
+        ("minorities", "over budget, 5 % of requests from a named camera"),
+        ("conversations", "over budget, a name for each scene"),
     ):
         body = _rows(found, part, "{:.1f}")
         lines += table(["traffic", head, "decided", "worth one"], body)

@@ -53,6 +53,37 @@ def cycle(n: int, *, length: int, seed: int) -> Records:
     return replace(POOL.take(np.where(by_day, draw(1.5), draw(-1.5))), time=np.arange(float(n)))
 
 
+def in_scenes(n: int, *, share: float, scene: int, wrong: float, seed: int, blur: float = 0.0) -> Records:
+    """Independent requests, and a ``share`` from a camera that names itself: scenes about which every ramp is sure, a
+    share ``wrong`` of them wrongly. Scores of a scene differ by a factor of about 1 + ``blur``."""
+    rng = np.random.default_rng([seed, scene, n])
+    camera = rng.random(n) < share
+    records = POOL.take(rng.integers(0, len(POOL), n))
+    mine = np.flatnonzero(camera)
+    number = (np.arange(len(mine)) + rng.integers(0, scene)) // scene
+    scores = rng.uniform(0.0005, 0.002, (number[-1] + 1, POOL.n_ramps))[number]
+    uncertainty, agrees = records.uncertainty.copy(), records.agrees.copy()
+    uncertainty[mine] = np.round(scores * np.exp(blur * rng.normal(size=scores.shape)), 6)
+    agrees[mine] = (rng.random(number[-1] + 1) >= wrong)[number][:, None]
+    return replace(
+        records, uncertainty=uncertainty, agrees=agrees, time=np.arange(float(n)), stream=camera.astype(np.int64)
+    )
+
+
+def conversations(n: int, *, length: int, seed: int, copies: bool = True) -> Records:
+    """Each scene, of ``length`` requests, is a stream of its own; 64 take place at a time."""
+    scenes = traffic(n, scene=length if copies else 1, seed=seed, sources=64)
+    rng = np.random.default_rng(seed)
+    source, number = rng.integers(0, 64, n), np.empty(n, dtype=np.int64)
+    for s in range(64):
+        mine = source == s
+        number[mine] = s + 64 * (np.arange(np.count_nonzero(mine)) // length)
+    if copies:
+        first = np.random.default_rng(seed + 1).integers(0, len(POOL), number.max() + 1)
+        scenes = replace(POOL.take(first[number]), time=scenes.time)
+    return replace(scenes, stream=number + 1)
+
+
 class TestTheMeasure:
     @pytest.mark.parametrize("n", [300, 1000, 5000])
     def test_independent_requests_are_worth_one_label_each(self, n: int) -> None:
@@ -171,6 +202,111 @@ class TestBeforeAPlanIsAccepted:
         day = traffic(100_000, scene=scene, sources=sources, seed=seed)
         kept = np.flatnonzero(np.random.default_rng(seed).random(len(day)) < 0.02)
         return dependence(day.take(kept), budget=BUDGET, wary=wary)
+
+
+class TestAFewRequestsInScenes:
+    """A certificate is given where the sample lacks the bad scenes; then no mistake tells of them."""
+
+    @pytest.mark.parametrize(("scene", "n"), [(10, 2000), (30, 2000), (100, 5000)])
+    def test_a_named_camera_without_mistakes_is_measured_by_its_scores(self, scene: int, n: int) -> None:
+        for seed in range(4):
+            right = in_scenes(n, share=0.05, scene=scene, wrong=0.0, seed=seed)
+            seen = dependence(right, budget=BUDGET)
+            assert seen is not None and seen.design_effect >= 0.6 * scene
+            assert dependence(replace(right, stream=None), budget=BUDGET) == INDEPENDENT
+
+    def test_scores_of_a_scene_need_not_be_equal(self) -> None:
+        for seed in range(4):
+            seen = dependence(in_scenes(5000, share=0.05, scene=10, wrong=0.0, seed=seed, blur=0.1), budget=BUDGET)
+            assert seen is not None and seen.design_effect >= 6
+
+    def test_certificates_keep_the_budget(self) -> None:
+        """11 to 14 of 30 broke it."""
+        truth = in_scenes(100_000, share=0.05, scene=1, wrong=0.4, seed=99)
+        broken = 0
+        for seed in range(30):
+            outcome = tune(in_scenes(2000, share=0.05, scene=100, wrong=0.4, seed=seed), ASKED)
+            if isinstance(outcome, Proposed):
+                broken += evaluate_plan(truth, outcome.plan, IDS).disagreement > BUDGET
+        assert broken <= 3
+
+    def test_a_camera_too_small_to_break_the_budget_costs_nothing(self) -> None:
+        for seed in range(4):
+            records = in_scenes(8000, share=0.0015, scene=100, wrong=0.0, seed=seed)
+            assert dependence(records, budget=BUDGET) == INDEPENDENT
+
+    def test_scenes_of_one_camera_are_not_hidden_by_shorter_ones_of_many(self) -> None:
+        """Nine in ten requests are copies in scenes of 3; the others in scenes of 60 from one camera."""
+        many = traffic(8000, scene=3, sources=8, named=True, seed=1)
+        one = in_scenes(8000, share=0.1, scene=60, wrong=0.0, seed=2)
+        assert many.stream is not None and one.stream is not None
+        camera = one.stream == 1
+        mixed = replace(
+            many,
+            uncertainty=np.where(camera[:, None], one.uncertainty, many.uncertainty),
+            agrees=np.where(camera[:, None], one.agrees, many.agrees),
+            stream=np.where(camera, 100, many.stream + 1),
+        )
+        seen = dependence(mixed, budget=BUDGET)
+        assert seen is not None and seen.design_effect >= 40
+
+    @pytest.mark.parametrize(("n", "streams"), [(300, 8), (2000, 1), (2000, 64), (2000, 700), (10_000, 64)])
+    def test_names_cost_independent_requests_nothing(self, n: int, streams: int) -> None:
+        effects = []
+        for seed in range(12):
+            names = np.random.default_rng(seed).integers(1, streams + 1, n)
+            effects.append(dependence(replace(traffic(n, scene=1, seed=seed), stream=names), budget=BUDGET))
+        assert sum(d is not None and d.design_effect < 1.03 for d in effects) >= 11
+
+    def test_days_and_nights_of_named_cameras_are_no_scenes(self) -> None:
+        for length in (200, 5000):
+            records = cycle(5000, length=length, seed=1)
+            named = replace(records, stream=np.random.default_rng(1).integers(1, 9, 5000))
+            seen = dependence(named, budget=BUDGET)
+            assert seen is not None and seen.design_effect < 1.5
+
+
+class TestNames:
+    """They never make an answer impossible that there is without them."""
+
+    @pytest.mark.parametrize("length", [3, 10])
+    def test_a_conversation_is_worth_one_label_where_its_requests_are_copies(self, length: int) -> None:
+        for n in (2000, 10_000):
+            seen = dependence(conversations(n, length=length, seed=1), budget=BUDGET)
+            assert seen is not None
+            assert 0.8 * length <= seen.design_effect <= 1.3 * length
+
+    def test_conversations_are_certified(self) -> None:
+        outcome = tune(conversations(8000, length=3, seed=2), ASKED)
+        assert isinstance(outcome, Proposed)
+        assert 2.4 <= outcome.certificate.design_effect <= 4
+
+    def test_conversations_of_independent_requests_lose_nothing(self) -> None:
+        seen = [dependence(conversations(3000, length=5, seed=s, copies=False), budget=BUDGET) for s in range(6)]
+        assert sum(d == INDEPENDENT for d in seen) >= 5
+
+    def test_a_harder_camera_is_no_scene(self) -> None:
+        """One of eight cameras is wrong twice as often. 20,000 labels gave no answer."""
+        hard = recorded(20_000, 6, seed=98, harder=1.0)
+        easy = traffic(20_000, scene=1, seed=1)
+        names = np.random.default_rng(2).integers(1, 9, 20_000)
+        of_one = (names == 1)[:, None]
+        mixed = replace(
+            easy,
+            uncertainty=np.where(of_one, hard.uncertainty, easy.uncertainty),
+            agrees=np.where(of_one, hard.agrees, easy.agrees),
+            stream=names,
+        )
+        seen = dependence(mixed, budget=BUDGET)
+        assert seen is not None and seen.design_effect < 1.1
+
+    def test_names_show_scenes_that_are_mixed_in_the_order_of_time(self) -> None:
+        """128 sources in turn: in the order of time a short sample shows nothing."""
+        for seed in range(4):
+            named = traffic(1500, scene=6, sources=128, named=True, seed=seed)
+            seen, unnamed = dependence(named, budget=BUDGET), dependence(replace(named, stream=None), budget=BUDGET)
+            assert seen is not None and 4.8 <= seen.design_effect <= 8
+            assert unnamed == INDEPENDENT
 
 
 class TestWhatRecordsDoNotSay:

@@ -11,9 +11,11 @@ betting.py      a test for values that are no counts
 certificate.py  what is written down of a passed test, and how anybody checks it again
 dependence.py   how many labels there really are, where requests resemble their neighbors
 expected.py     plans of least *expected* cost, from cautious to bold
+lags.py         sums of products of values some records apart
 means.py        whether the mean loss of a plan is within its budget
 planner.py      how many labels a certificate takes
 rank_path.py    the test: plans from cautious to bold
+resemblance.py  what named streams without mistakes are worth, by their scores
 slices.py       groups with a promise of their own
 tiers.py        smaller budgets that requests may ask for
 """

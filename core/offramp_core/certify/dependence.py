@@ -15,6 +15,9 @@ effect*
 so that n labels are worth n / d. For copies this is the length of a scene; for scenes that only resemble themselves it
 is less, and one label from each block would throw the difference away.
 
+Where streams are named and short, as conversations are, whole streams may be the blocks; and what a stream is worth
+that has too few mistakes of its own is told by its scores (:mod:`~offramp_core.certify.resemblance`).
+
 A slow change of difficulty, as between day and night, barely makes mistakes come together. It is no dependence in this
 sense: a count is then about the average over the time that it covers, and the detector watches for what comes after.
 Where many sources take turns the correlation of scenes is as slight, but reaches as far. The two are told apart by the
@@ -35,16 +38,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.certify.lags import Floats, distances, lagged_products
+from offramp_core.certify.resemblance import SEPARATE, strongest_resemblance
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.one_arm import check_design_effect, check_rate
 from offramp_core.records import Records
 
-Floats = npt.NDArray[np.float64]
-
 RATES = (2.0, 5.0, 10.0)  # shares of wrong answers that are looked at, as multiples of the budget
 FEWEST_MISTAKES = 5  # of a ramp at a rate; fewer do not show whether they come together
 MOST_RAMPS = 12  # looked at, evenly over the network: neighbors say the same
-GROWTH = 1.41  # from one distance that is looked at to the next
 SURE = 3.0  # standard errors at one distance that nobody sees by chance
 SUSPECT = 2.0  # over all distances up to one: averaged over ramps, so that independent records hardly ever get there
 SLIGHTEST = 0.01  # correlation; less may be a change of difficulty
@@ -105,7 +107,8 @@ def dependence(records: Records, *, budget: float, wary: bool = False) -> Depend
     check_rate("budget", budget)
     kinds = tuple(_mistakes(records, budget))
     if not kinds:
-        return INDEPENDENT
+        scenes = strongest_resemblance(records, budget=budget)
+        return Dependence(math.ceil(scenes), scenes)
     mistakes, share = np.stack([k.values for k in kinds], axis=1), np.array([k.share for k in kinds])
     streams = [np.zeros(len(records), dtype=np.int64)]
     if records.stream is not None:
@@ -114,7 +117,10 @@ def dependence(records: Records, *, budget: float, wary: bool = False) -> Depend
     if None in found:
         return None
     known = [one for one in found if one is not None]
-    return Dependence(max(d.block for d in known), max(d.design_effect for d in known))
+    scenes = strongest_resemblance(records, budget=budget)
+    return Dependence(
+        max(math.ceil(scenes), *(d.block for d in known)), max(scenes, *(d.design_effect for d in known))
+    )
 
 
 def all_streams_differ(records: Records) -> bool:
@@ -171,7 +177,8 @@ class _Pairs:
     """``products`` [distance - 1]: sum over pairs of records at a distance of the product of their standardized
     mistakes, averaged over the kinds of mistakes; ``extrapolated`` [distance - 1] to a share of none. ``alike`` and
     ``spread`` are the variance of one pair's. ``pairs``: how many pairs there are, ``rarest`` the least share of
-    mistakes. ``longest`` is the length of the longest run of records."""
+    mistakes. ``longest`` is the length of the longest run of records; ``whole`` (2,) are the products over all pairs of
+    the same run, and ``runs`` as many runs of equal length would be worth as much."""
 
     products: Floats
     extrapolated: Floats
@@ -180,6 +187,8 @@ class _Pairs:
     pairs: Floats
     rarest: float
     longest: int
+    whole: Floats
+    runs: float
 
     @classmethod
     def of(cls, mistakes: Floats, share: Floats, stream: npt.NDArray[np.int64]) -> _Pairs:
@@ -188,7 +197,7 @@ class _Pairs:
         order = np.argsort(stream, kind="stable")
         runs = np.split(order, np.flatnonzero(np.diff(stream[order])) + 1)
         longest = max(len(run) for run in runs)
-        most = max(1, longest // 2)
+        most = max(1, longest - 1 if longest <= SHORT else longest // 2)
         means = _means(share)
         products, pairs = np.zeros((most, 2)), np.zeros(most)
         short = np.concatenate([run for run in runs if len(run) <= SHORT] or [np.empty(0, dtype=np.intp)])
@@ -200,10 +209,17 @@ class _Pairs:
         for run in (run for run in runs if len(run) > SHORT):
             reach = min(most, len(run) - 1)
             pairs[:reach] += len(run) - np.arange(1, reach + 1)
-            products[:reach] += _lagged_products(mistakes[run], means, reach)
+            products[:reach] += lagged_products(_without_own_mean(mistakes[run], alone=len(runs) == 1), means, reach)
         alike = (mistakes.T @ mistakes / len(mistakes)) ** 2
         averaged, extrapolated = (float(weights @ alike @ weights) for weights in means.T)
-        return cls(products[:, 0], products[:, 1], averaged, extrapolated, pairs, float(share.min()), longest)
+        sizes = np.array([len(run) for run in runs])
+        equal = len(order) ** 2 / float(sizes @ sizes)
+        whole = np.zeros(2)
+        if equal >= SHORTEST_RUN:
+            sums = np.add.reduceat(mistakes[order], np.cumsum(sizes) - sizes, axis=0)
+            whole = ((sums**2).sum(axis=0) - (mistakes**2).sum(axis=0)) @ means / 2
+        rarest = float(share.min())
+        return cls(products[:, 0], products[:, 1], averaged, extrapolated, pairs, rarest, longest, whole, equal)
 
     def dependence(self, *, n: int, wary: bool) -> Dependence | None:
         """What ``n`` records of these pairs are worth."""
@@ -212,7 +228,7 @@ class _Pairs:
             found.append((self._slight_reach(), self.products, self.alike))
         reach = max(reach for reach, *_ in found)
         if reach and self._beyond(reach) * SHORTEST_RUN > self.longest:
-            return None
+            return self._runs_as_blocks(n=n) if self.runs >= SHORTEST_RUN else None
         seen = [self._effect(*one, n=n) for one in found if one[0]]
         return Dependence(max(d.block for d in seen), max(d.design_effect for d in seen)) if seen else INDEPENDENT
 
@@ -224,9 +240,16 @@ class _Pairs:
         )  # the mean is that of the same records: all correlations are too small by the effect / n
         return Dependence(block, max(1.0, (1 + 2 * total / n) / (1 - within)))
 
+    def _runs_as_blocks(self, *, n: int) -> Dependence:
+        """Mistakes come together over whole runs, of which there are enough, such as conversations of a few requests."""
+        most = n / self.runs
+        effect = (1 + 2 * float(self.whole.max()) / n) / (1 - 1 / self.runs)
+        effect *= 1 + MARGIN * math.sqrt(2 / self.runs)
+        return Dependence(self.longest, max(1.0, min(most, effect)))
+
     def _beyond(self, reach: int) -> int:
         """The next distance that is looked at: mistakes come together up to some distance before it."""
-        return next(distance for distance in _distances(self.longest) if distance > reach)
+        return next(distance for distance in distances(max(self.longest, reach)) if distance > reach)
 
     def _clear_reach(self) -> int:
         """How far mistakes come together however rare they are; 0 where they clearly do at no distance.
@@ -237,7 +260,7 @@ class _Pairs:
         no longer clear, their block was far too short.
         """
         best, reach, before, slightest = CLEAR, 0, 0, SLIGHTEST_CLEAR
-        for distance in _distances(len(self.products)):
+        for distance in distances(len(self.products)):
             if float(self.pairs[:distance].sum()) * self.rarest**2 >= FEWEST_COINCIDENCES:
                 so_far = self._errors(0, distance)
                 if so_far >= best:
@@ -252,7 +275,7 @@ class _Pairs:
         """The distance up to which all pairs together show most clearly that mistakes come together, however slightly;
         0 where they do not."""
         best, reach = SURE, 0
-        for distance in _distances(len(self.products)):
+        for distance in distances(len(self.products)):
             pairs = float(self.pairs[:distance].sum())
             if pairs * self.rarest**2 >= FEWEST_COINCIDENCES:
                 errors = float(self.products[:distance].sum()) / math.sqrt(self.alike * pairs)
@@ -276,7 +299,7 @@ class _Pairs:
     def _reach(self) -> int:
         """The largest distance at which mistakes come together; 0 where they do at none."""
         reach, best, before = 0, 0.0, 0
-        for distance in _distances(len(self.products)):
+        for distance in distances(len(self.products)):
             here = float(self.products[before:distance].sum())
             count = float(self.pairs[before:distance].sum())
             if count == 0:
@@ -297,6 +320,16 @@ class _Pairs:
         return float(self.pairs[start:end].sum()) * (1 + 2 * float(np.sum(np.clip(correlation, 0, None) ** 2)))
 
 
+def _without_own_mean(mistakes: Floats, *, alone: bool) -> Floats:
+    """Mistakes (rows, kinds) of a run without its own mean where that is known: a camera that is wrong more often than
+    others is no scene. One that was not wrong at many separate times may be in one, which its mean would hide."""
+    if alone:
+        return mistakes
+    wrong = mistakes > 0
+    separate = wrong[0] + (wrong[1:] & ~wrong[:-1]).sum(axis=0)
+    return np.where(separate >= SEPARATE, mistakes - mistakes.mean(axis=0), mistakes)
+
+
 def _means(share: Floats) -> Floats:
     """Weights (kinds, 2) of kinds of mistakes with such shares: for their average, and for the value at a share of 0 of
     a line through them."""
@@ -305,27 +338,3 @@ def _means(share: Floats) -> Floats:
     spread = float(off @ off)
     line = average - off * share.mean() / spread if spread > 0 else np.zeros(len(share))
     return np.stack([average, line], axis=1)
-
-
-def _lagged_products(mistakes: Floats, means: Floats, reach: int) -> Floats:
-    """Sums of products at distances 1 to ``reach`` within a run, in each of the ``means`` over kinds of mistakes,
-    (reach, 2)."""
-    size = _padded(len(mistakes) + reach)
-    spectrum = np.fft.rfft(np.ascontiguousarray(mistakes.T), size, axis=1)
-    power = means.T @ (spectrum.real**2 + spectrum.imag**2)
-    return np.asarray(np.fft.irfft(power, size, axis=1)[:, 1 : reach + 1].T)
-
-
-def _padded(n: int) -> int:
-    """The smallest length of at least ``n`` that is 4, 5 or 6 times a power of two, of which transforms are fast."""
-    eighth = 1 << max(0, n.bit_length() - 3)
-    return next(size for times in (4, 5, 6, 8) if (size := times * eighth) >= n)
-
-
-def _distances(most: int) -> Iterator[int]:
-    """Distances that are looked at: 1, 2, 3, 4, 6, 8, ... and one beyond ``most``."""
-    distance = 1
-    while distance <= most:
-        yield distance
-        distance = max(distance + 1, round(GROWTH * distance))
-    yield distance
