@@ -9,7 +9,7 @@
 | pins | how often is a plan at twice the budget accepted by its canary's audits |
 | good-pins | how often is one at half the budget not accepted |
 | alarms | how often does the detector alarm within 100,000 labels of a plan at half its budget |
-| minorities | how often is a certificate wrong where few requests come from a named camera in scenes, some wholly wrong |
+| minorities | how often is a certificate wrong where few requests are scenes of a named camera, some all wrong |
 | conversations | the same where each scene is a stream of its own, as a conversation is |
 | power | what is lost on independent requests |
 
@@ -253,7 +253,9 @@ def ordered(world: World, kind: Kind, seed: int) -> Seen:
 def minority(world: World, kind: Kind, seed: int) -> Seen:
     """The same for a few requests from a camera in scenes."""
     n = max(2_000, 50 * kind.scene)
-    outcome = tune(with_minority(world, np.random.default_rng([seed, kind.scene, 5]), n, scene=kind.scene), world.request())
+    outcome = tune(
+        with_minority(world, np.random.default_rng([seed, kind.scene, 5]), n, scene=kind.scene), world.request()
+    )
     wrong = False
     if isinstance(outcome, Proposed):
         all_requests = with_minority(world, np.random.default_rng(0), ALARM_LABELS, scene=1)

@@ -21,8 +21,14 @@ ASKED = {
         "stretches of the real order of highway video, IMDB and SST-2: certificates over budget in <= 5 % of runs",
         WRONG,
     ),
-    "minorities": ("few requests from a named camera in scenes, some wholly wrong: over budget in <= 5 % of runs", WRONG),
-    "conversations": ("scenes of 3 and 10 requests that are streams of their own: over budget in <= 5 % of runs", WRONG),
+    "minorities": (
+        "few requests from a named camera in scenes, some wholly wrong: over budget in <= 5 % of runs",
+        WRONG,
+    ),
+    "conversations": (
+        "scenes of 3 and 10 requests that are streams of their own: over budget in <= 5 % of runs",
+        WRONG,
+    ),
     "pins": ("the same scenes: pins at twice the budget accepted by their canary in <= 5 % of runs", WRONG),
     "alarms": ("the same scenes: median time to a false alarm at half the budget > 100,000 labels", 0.5),
 }

@@ -118,9 +118,7 @@ def dependence(records: Records, *, budget: float, wary: bool = False) -> Depend
         return None
     known = [one for one in found if one is not None]
     scenes = strongest_resemblance(records, budget=budget)
-    return Dependence(
-        max(math.ceil(scenes), *(d.block for d in known)), max(scenes, *(d.design_effect for d in known))
-    )
+    return Dependence(max(math.ceil(scenes), *(d.block for d in known)), max(scenes, *(d.design_effect for d in known)))
 
 
 def all_streams_differ(records: Records) -> bool:
@@ -241,7 +239,7 @@ class _Pairs:
         return Dependence(block, max(1.0, (1 + 2 * total / n) / (1 - within)))
 
     def _runs_as_blocks(self, *, n: int) -> Dependence:
-        """Mistakes come together over whole runs, of which there are enough, such as conversations of a few requests."""
+        """Mistakes come together over whole runs, of which there are enough: conversations, for instance."""
         most = n / self.runs
         effect = (1 + 2 * float(self.whole.max()) / n) / (1 - 1 / self.runs)
         effect *= 1 + MARGIN * math.sqrt(2 / self.runs)
