@@ -209,6 +209,34 @@ def test_a_class_begins_with_what_others_have_learned(seed: int) -> None:
     assert traffic.share(GOOD, last=20) > 0.7
 
 
+@pytest.mark.parametrize(("none", "draft"), [(0.5, 0.55), (0.4, 0.5)])
+@pytest.mark.parametrize("seed", seeds(10))
+def test_a_class_whose_answers_are_faster_without_the_draft_of_others_is_rid_of_it_within_fifty_requests(
+    seed: int, none: float, draft: float
+) -> None:
+    """The draft is no slower for it than for others: only none's own answers tell."""
+    traffic, short = Traffic(Drafts((GOOD,), {GOOD: 0.6}), seed=seed), Context("short contexts", 1)
+    traffic.serve(100, {NONE: 1.0, GOOD: 0.6})
+    traffic.serve(KNOWN_AFTER + 42, {NONE: none, GOOD: draft}, context=short)
+    assert traffic.drafts.serving() == {ALONE: GOOD, short: NONE}
+
+
+def test_a_line_of_requests_of_a_new_class_has_a_draft_that_serves_others_in_few_places() -> None:
+    traffic, code, line = Traffic(Drafts((GOOD, BAD), {GOOD: 0.6})), Context("code", 1), 200
+    traffic.serve(300, {NONE: 1.0, GOOD: 0.6, BAD: 1.3})
+    draws = traffic.random.random(line)
+    chosen = [traffic.drafts.choose(code, draw=float(draw), ahead=i) for i, draw in enumerate(draws)]
+    assert 0 < chosen[KNOWN_AFTER:].count(GOOD) <= math.log2(line)
+
+
+def test_a_long_line_has_no_more_of_a_draft_that_was_lucky_once_than_was_measured() -> None:
+    drafts, random = Drafts((GOOD,), {GOOD: 0.6}), np.random.default_rng(0)
+    for setting, pace in ((NONE, 1.0), (GOOD, 0.5)):
+        drafts.observe(ALONE, setting, seconds=30 * pace, tokens=30, beside=1)
+    chosen = [drafts.choose(ALONE, draw=float(random.random()), ahead=200) for _ in range(200)]
+    assert chosen.count(GOOD) == 1
+
+
 @pytest.mark.parametrize("seed", seeds(10))
 def test_what_others_have_learned_does_not_bind_a_class_for_which_it_does_not_hold(seed: int) -> None:
     traffic = Traffic(Drafts((GOOD, BAD)), seed=seed)
@@ -270,6 +298,49 @@ def test_a_draft_that_gains_on_many_short_answers_and_loses_on_a_long_one_does_n
             drafts.observe(ALONE, NONE, seconds=tokens, tokens=tokens, beside=1)
             drafts.observe(ALONE, GOOD, seconds=tokens * pace, tokens=tokens, beside=1)
     assert drafts.serves(ALONE) == NONE
+
+
+@pytest.mark.parametrize(
+    ("every", "short", "long", "gains", "loses"),
+    [(20, 8, 256, 0.6, 1.4), (20, 30, 1000, 0.8, 1.2), (10, 30, 256, 0.8, 1.3)],
+)
+def test_drafts_cost_next_to_nothing_where_short_answers_gain_and_long_ones_lose(
+    every: int, short: int, long: int, gains: float, loses: float
+) -> None:
+    """One draft after the other would begin with the next few short ones."""
+    took = off = 0.0
+    for seed in range(4):
+        random, drafts = np.random.default_rng(seed), Drafts(SIX, dict.fromkeys(SIX, 0.5))
+        for i in range(2000):
+            tokens, pace = (long, loses) if i % every == every - 1 else (short, gains)
+            setting = drafts.choose(ALONE, draw=float(random.random()))
+            seconds = tokens * (pace if setting != NONE else 1.0)
+            noise = math.exp(0.2 * random.standard_normal())
+            drafts.observe(ALONE, setting, seconds=seconds * noise, tokens=tokens, beside=1)
+            if i >= 1000:
+                took, off = took + seconds, off + tokens
+    assert took < 1.02 * off
+
+
+def test_no_draft_begins_before_what_drafts_have_lost_is_earned_back() -> None:
+    drafts, n = Drafts((GOOD, BAD)), 0
+
+    def serves(setting: Setting, pace: float, tokens: int = 30) -> None:
+        drafts.observe(ALONE, setting, seconds=tokens * pace, tokens=tokens, beside=1)
+
+    for setting, pace in ((NONE, 1.0), (GOOD, 0.5)):
+        for _ in range(FIRST_TRIALS):
+            serves(setting, pace)
+    assert drafts.serves(ALONE) == GOOD
+    serves(GOOD, 2.0, tokens=900)  # as much as is lost again by 30 requests
+    assert drafts.serves(ALONE) == NONE
+    while drafts.serves(ALONE) == NONE:
+        n += 1
+        serves(NONE, 1.0)
+        if drafts.choose(ALONE, draw=0.2) == BAD:
+            serves(BAD, 0.5)
+    lost, gained = 30, 8 * (1 - 0.5) + 4  # requests; what was gained before and since, and what may be lost
+    assert 0.9 < n / ((lost - gained) / 0.01) < 1.1, "one in a hundred requests"
 
 
 @pytest.mark.parametrize("seed", seeds(20))

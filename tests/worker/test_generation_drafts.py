@@ -161,6 +161,20 @@ def test_a_draft_whose_answers_fail_is_off_for_good_after_three_of_them(
     assert '"draft-off"' in "".join(capsys.readouterr()), "and that is told"
 
 
+def test_answers_that_fail_in_one_turn_count_as_one_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    drafts, engine = Drafts((INT4,), {INT4: 0.3}), Engine(20.0)
+    desk = Desk(drafts, engine)
+    desk.serve(400, clients=4)
+    tickets = [ticket for _ in range(4) for ticket in desk.ask(tokens=100)]
+    while any(ticket.reads for ticket in tickets):
+        desk.round()
+    assert sum(ticket.drafts for ticket in tickets) >= 3
+    engine.fails = True
+    desk.round()
+    assert desk.errors >= 3
+    assert drafts.settings == (INT4,) and '"draft-off"' not in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_clients_that_give_up_do_not_hide_a_slow_draft(seed: int) -> None:
     drafts, engine = Drafts((INT4,), {INT4: 0.66}), Engine(30.0)

@@ -107,9 +107,18 @@ def test_an_escaped_half_of_a_pair_is_refused_too(server: GenerationServer) -> N
         ({"prompt": {"text": ONCE}}, "prompt"),
         ({"stop": [""] * 3}, "stop"),
         ({"parameters": {"exit": "sometimes"}}, "parameters.exit"),
+        ({"parameters": {"class": "code\n{"}}, "parameters.class"),
         ({"parameters": {"klass": "code"}}, "parameters.klass"),
     ],
-    ids=["a token beyond", "a token below", "an object", "empty stops", "an exit", "a parameter"],
+    ids=[
+        "a token beyond",
+        "a token below",
+        "an object",
+        "empty stops",
+        "an exit",
+        "a class of two lines",
+        "a parameter",
+    ],
 )
 def test_what_a_completion_cannot_have_is_refused_by_its_place(
     server: GenerationServer, change: dict[str, Any], field: str

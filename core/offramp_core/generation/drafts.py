@@ -86,13 +86,16 @@ class Drafts:
         if book.plain:
             book.plain -= 1
             return NONE
+        open_for = max(2 * (at.load - 1), ahead)
+        if book.by_prior:
+            return book.serve_first(none=draw < FIRST_SHARE, open_for=open_for)
         tried = self._candidate(at, book, draw)
         if tried is None:
             return book.serves
         # What none takes shows only where all beside have none as well.
         many = 2 * at.load if tried == NONE and at.load > 1 else 1
-        open_for = max(2 * (at.load - 1), ahead)
-        if not book.spend(tried, self._expected(at, tried), open_for=open_for, many=many):
+        expected, waiting = self._expected(at, tried), ahead + 1 - at.load
+        if not book.spend(tried, expected, open_for=open_for, waiting=waiting, many=many):
             return book.serves
         book.plain = many - 1
         return tried
@@ -160,6 +163,8 @@ class Drafts:
         serves, who has had few and is expected to cost least; what has begun to pay is tried until that is known."""
         if not book.levels[book.serves].n or draw >= FIRST_SHARE or book.allowance < 0:
             return None
+        if book.serves == NONE and not book.may_begin:
+            return None
         if draw < TRIAL_SHARE:
             return book.next_turn()
         if book.serves != NONE:
@@ -210,7 +215,7 @@ class Drafts:
         best = min(tried, key=lambda s: book.levels[s].mean, default=NONE)
         if serves != NONE and book.levels[serves].mean >= off.mean:
             return NONE  # it must still pay
-        if best == NONE or not faster(book.levels[best], off):
+        if best == NONE or not faster(book.levels[best], off) or (serves == NONE and not book.may_begin):
             return serves
         # Among drafts that pay it costs little to be wrong, and much to wait until there is no doubt.
         return best if serves == NONE or likely_faster(book.levels[best], book.levels[serves]) else serves

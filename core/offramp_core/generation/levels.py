@@ -19,6 +19,8 @@ SPENT = 0.25  # of what the draft that serves saves, on trials of others, while 
 MOST_CHARGED = 8.0  # requests, for one trial: one that the machine slept through says little
 WEIGHT = 0.15  # of the newest request in a level
 MOST_SURPRISE = 1.0  # of one request, as a logarithm, once a level is believed: the process may have been stopped
+LOST = 4.0  # requests of none: with more lost by drafts, no draft begins
+BANKED = 8.0  # requests of none: what drafts may have gained, and lose again
 MARGIN = 0.03  # by which a draft must be faster than none to begin, as a logarithm
 
 
@@ -47,12 +49,13 @@ class Level:
     own: int = 0  # of the requests, those of this context
 
     def add(self, value: float, tokens: float) -> None:
-        """A request of so many tokens took so much for each."""
-        if self.n >= FIRST_TRIALS:
+        """A request of so many tokens took so much for each. The first ones of a context count more than what others
+        know, and may surprise."""
+        if self.own >= FIRST_TRIALS:
             value = min(max(value, self.mean - MOST_SURPRISE), self.mean + MOST_SURPRISE)
         self.n += 1
         self.own += 1
-        weight = max(WEIGHT, 1 / self.n)
+        weight = max(WEIGHT, 1 / (self.n if self.n == self.own else max(self.own, 2)))
         before = value - self.mean
         self.tokens += weight * (tokens - self.tokens)
         self.mean += weight * before * tokens / self.tokens
@@ -81,6 +84,7 @@ class Book:
     serves: Setting = NONE
     allowance: float = 0.0
     stake: float = 0.0
+    lost: float = 0.0  # tokens of none: by all answers with drafts; below zero they have gained
     turn: int = 0  # whose fair turn is next
     plain: int = 0  # requests in a row that are still computed without a draft, as a trial of none
     quiet: int = 0  # requests until something unknown may be tried again: the trial before it may not have ended
@@ -110,15 +114,36 @@ class Book:
             return NONE
         return drafts[self.turn // (1 if self.serves == NONE else 2) % len(drafts)] if drafts else NONE
 
+    @property
+    def by_prior(self) -> bool:
+        """Whether a draft serves by what others know: it, or none, was hardly measured here."""
+        own = min(self.levels[setting].own for setting in (NONE, self.serves))
+        return self.serves != NONE and own < FIRST_TRIALS
+
+    def serve_first(self, *, none: bool, open_for: int) -> Setting:
+        """While a draft serves by what others know: the draft, unless it is ``none``'s turn, which is measured as well,
+        or requests are ahead that may say what the draft is worth here."""
+        if self.quiet or (none and self.levels[NONE].own < FIRST_TRIALS):
+            return NONE
+        self.quiet = open_for
+        return self.serves
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether drafts have not lost so much that it must be earned back first."""
+        return self.lost <= LOST * self.levels[NONE].tokens
+
     def promises(self, setting: Setting) -> bool:
         """Whether it has been faster than what serves, as far as it was tried."""
         level = self.levels[setting]
         return level.n > 0 and level.mean < self.levels[self.serves].mean
 
-    def spend(self, tried: Setting, expected: float, *, open_for: int, many: int = 1) -> bool:
+    def spend(self, tried: Setting, expected: float, *, open_for: int, waiting: int = 0, many: int = 1) -> bool:
         """Whether so many trials in a row can be afforded, which are paid for then; one may be open for so many further
-        requests. What costs more than can be saved up begins with all of that, and leaves a debt."""
-        cost, unknown = many * self._cost(expected), not self.levels[tried].own
+        requests, and no other begins before if it was not measured here, or less than half as often as there are
+        requests waiting. What costs more than can be saved up begins with all of that, and leaves a debt."""
+        cost, own = many * self._cost(expected), self.levels[tried].own
+        unknown = not own or waiting >= 2 * own
         if self.allowance < min(cost, MOST_CHARGED) or (unknown and self.quiet):
             if tried == NONE:
                 self.turn -= 1  # it waits until it can be paid: the others' turns would spend what it needs
@@ -135,12 +160,26 @@ class Book:
             took = min(math.expm1(min(value - self.levels[self.serves].mean, 20.0)), MOST_CHARGED)
             settled = min(MOST_CHARGED, self.allowance - took + self._cost(expected))
             self.allowance = max(settled, min(self.allowance, -MOST_CHARGED))
+        self._account(setting, value, tokens)
         self.levels[setting].add(value, tokens)
 
     def fail(self, setting: Setting, *, expected: float) -> None:
         """Its answer failed, which is as bad as the most that a trial is charged."""
         none = self.levels[NONE]
         self.add(setting, none.mean + math.log1p(MOST_CHARGED), none.tokens, expected=expected)
+
+    def _account(self, setting: Setting, value: float, tokens: float) -> None:
+        """Charge what an answer with a draft took beyond what it would have taken without, in tokens: short answers may
+        gain while long ones lose. Each answer without one earns a share of itself back."""
+        none = self.levels[NONE]
+        if setting == NONE:
+            self.lost = max(self.lost - MOST_LOST * tokens, min(self.lost, 0.0))
+        elif none.n:
+            # Means of logarithms lie below those of seconds, by half the variance where noise is log-normal; and drafts
+            # begin where none happens to look slow.
+            usual = none.mean + none.variance / 2 - (none.doubt if none.n > 1 else 0.0)
+            slower = math.expm1(min(value - usual, 20.0))
+            self.lost = max(self.lost + tokens * min(slower, MOST_CHARGED), -BANKED * none.tokens)
 
     def forget_all_but(self, *kept: Setting) -> None:
         """What is known of the other settings was measured under circumstances that have passed, and what was saved up

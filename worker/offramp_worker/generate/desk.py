@@ -285,6 +285,7 @@ class GenerationDesk:
         self._audits.served(seconds)
         new = sum(len(p.tokens) for p in progress)
         with self._changed:
+            self._dispatch.failed([t.assigned for t, one in zip(tickets, progress, strict=True) if one.error])
             if new and not left:
                 self._line.pace = self._line.pace.wrote(new, seconds)
             for ticket, one in zip(tickets, progress, strict=True):
@@ -306,7 +307,6 @@ class GenerationDesk:
         if progress.error:
             self._computing.stop(ticket)  # a run that failed as a whole gives nothing back by itself
             self._line.running.remove(ticket)
-            self._dispatch.failed(ticket.assigned)
             self._close_books(ticket, RequestOutcome.FAILED)
             pieces.append((ticket, Piece(error="the model failed while it wrote this answer")))
             return

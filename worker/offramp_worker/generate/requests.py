@@ -370,6 +370,8 @@ def _common(
 def _ours(parameters: Fields) -> tuple[str, str, bool]:
     """``parameters``: the request's class, its stream, and whether the reference is to answer."""
     request_class = parameters.text("class", longest=MAX_CLASS)
+    if not request_class.isprintable():
+        raise RequestError(parameters.at("class"), f"is {shown(request_class)}; it must be printable, on one line")
     source = parameters.text("stream_name", longest=MAX_STREAM)
     wish = parameters.take("exit")
     if wish not in (None, "never"):

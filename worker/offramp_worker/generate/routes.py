@@ -151,13 +151,13 @@ class Dispatch:
             setting = Setting(assigned.reference.draft, assigned.reference.draft_tokens)
             self._drafts.observe(assigned.context, setting, seconds=seconds, tokens=tokens, beside=beside)
 
-    def failed(self, assigned: Assigned) -> None:
-        """Computing an answer failed."""
-        setting = Setting(assigned.reference.draft, assigned.reference.draft_tokens)
-        if assigned.context is not None and len(assigned.steps) == 1 and self._drafts.fail(assigned.context, setting):
-            log_event(
-                "draft-off", level="error", draft=setting.draft, reason="answers with it failed, one after another"
-            )
+    def failed(self, answers: Sequence[Assigned]) -> None:
+        """Computing these failed in one turn: once for each draft, for one fault of the runtime hits all of them."""
+        learned = [a for a in answers if a.context is not None and len(a.steps) == 1]
+        for draft, assigned in {a.reference.draft: a for a in learned}.items():
+            setting = Setting(draft, assigned.reference.draft_tokens)
+            if assigned.context is not None and self._drafts.fail(assigned.context, setting):
+                log_event("draft-off", level="error", draft=draft, reason="answers with it failed, one after another")
 
     def distrust(self, draft: str) -> None:
         """This draft has changed an answer; from the next request on it proposes nothing. From any thread."""
