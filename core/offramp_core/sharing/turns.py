@@ -54,16 +54,23 @@ class Turn(Enum):
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A model that has work: ``due`` is when its first request should be answered, infinite for work that nobody waits
-    for, ``seconds`` what its first row is expected to take, and ``behind`` what all other rows of its queue are."""
+    for, ``seconds`` what its first row is expected to take, ``behind`` what all other rows of its queue are that are no
+    less urgent, and ``expires`` when the answer is of no use any more."""
 
     due: float
     seconds: float = 0.0
     behind: float = 0.0
+    expires: float = math.inf
+
+    @property
+    def first(self) -> float:
+        """When the first row should begin at the latest, whatever waits behind it."""
+        return self.due - self.seconds
 
     @property
     def last(self) -> float:
-        """When the first row should begin at the latest; later by what waits ``behind`` it."""
-        return self.due - self.seconds + self.behind
+        """Later by what waits ``behind`` it, but not so late that it is of no use."""
+        return max(self.first, min(self.first + self.behind, self.expires - self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,11 @@ class Shares:
             rest -= each * own
         return level
 
+    def owed(self, name: str) -> bool:
+        """Whether a model has had less of late than it is guaranteed."""
+        guaranteed = NEARLY_FULL * self.weights[name] / sum(self.weights.values())
+        return self.used.get(name, 0.0) < guaranteed * sum(self.used.values())
+
     def idles(self, *, now: float) -> bool:
         """Whether the executor has mostly been idle of late."""
         return sum(self.used.values()) * self._left(now) <= SPARE * WINDOW_SECONDS
@@ -127,8 +139,9 @@ def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str
 
     Of those that do not take too much the one with the least slack: the earliest due, less the time that it takes, and
     later by what waits behind it. The first of a queue that grows as fast as it waits is then no sooner due than what
-    has just come to the others: a flood does not pass them before it is known by what it has had. If all take too much,
-    the one that has had the least for its share.
+    has just come to the others: a flood does not pass them before it is known by what it has had. What waits behind
+    does not count against who has had less than it is guaranteed. If all take too much, the one that has had the least
+    for its share.
 
     Examples
     --------
@@ -143,4 +156,5 @@ def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str
     within = [name for name in claims if had[name] <= level]
     if not within:
         return min(claims, key=lambda name: (had[name], name))
-    return min(within, key=lambda name: (claims[name].last, had[name], name))
+    last = {name: claims[name].first if shares.owed(name) else claims[name].last for name in within}
+    return min(within, key=lambda name: (last[name], had[name], name))

@@ -227,8 +227,10 @@ class Batcher:
         with self._changed:
             if self._start(wait=wait)[0] is None:
                 return None
-            pace, rows, first = self._door.pace, self._policy.batch_rows, self._first_lane().tickets[0]
-            return Claim(first.run_by, pace.seconds[1], pace.queue(self._rows - 1, batch_rows=rows))
+            pace, first = self._door.pace, self._first_lane().tickets[0]
+            rows = sum(lane.rows_up_to(first.priority) for lane in self._lanes.values())
+            behind = pace.queue(rows - 1, batch_rows=self._policy.batch_rows)
+            return Claim(first.run_by, pace.seconds[1], behind, first.expires)
 
     def rest(self) -> None:
         """Where somebody else takes the batches: until :meth:`wake`, or :meth:`close`."""
