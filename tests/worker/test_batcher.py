@@ -98,6 +98,18 @@ def test_batches_take_what_is_queued_in_order_and_split_long_requests() -> None:
     assert queue.batcher.take(wait=False) is None
 
 
+@pytest.mark.parametrize("never_exit", [False, True])
+def test_what_is_less_urgent_is_not_behind_a_request(never_exit: bool) -> None:
+    queue = Queue()
+    for _ in range(10):
+        queue.put(20, priority=5, never_exit=never_exit)
+    queue.put(3, priority=1, timeout=5.0)
+    claim = queue.batcher.claim(wait=False)
+    assert claim is not None
+    assert claim.behind == pytest.approx(2 * ROW_SECONDS)
+    assert claim.last == claim.first, "it expires when it is due"
+
+
 def test_a_request_that_finds_the_engine_idle_runs_alone_at_once() -> None:
     queue = Queue()
     ticket = queue.put()

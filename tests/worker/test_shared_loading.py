@@ -15,7 +15,7 @@ import bundles
 import grpc
 import httpx
 import pytest
-from processes import TOKEN, document, eventually, infer_json, plan_for
+from processes import TOKEN, document, infer_json, plan_for
 from shared import SharedProcess, key, shared, write_models
 
 from offramp_worker.devices import ARENA, _options, share_arena
@@ -68,23 +68,6 @@ def test_a_model_that_is_asked_for_comes_back_and_the_least_asked_for_leaves(fol
         worker.answer("a", bundles.inputs(1))
         assert loaded(worker) == {"a", "b", "c"}, "its size is known by now, and fits"
         assert worker.events("model-evicted")[0]["wanted"] == "c"
-
-
-@pytest.mark.slow
-def test_a_model_that_nobody_asks_for_leaves_memory_and_its_next_request_brings_it_back(
-    folder: Path, tmp_path: Path
-) -> None:
-    file = write_models(tmp_path, [*listed(folder, "a", unloadAfterSeconds=0.2), *listed(folder, "b")])
-    with shared(file, env={"OFFRAMP_LOAD_WAIT_SECONDS": "60"}) as worker:
-        for times in (1, 2):
-            eventually(lambda: loaded(worker) == {"b"}, what="a to leave")
-            assert worker.metric("earlyexit_model_evictions_total", model="a") == times
-            assert worker.index()["a"]["reason"] == "the model is not loaded; a request for it loads it"
-            worker.answer("b", bundles.inputs(1))
-            worker.answer("a", bundles.inputs(1))
-            assert worker.metric("earlyexit_model_cold_requests_total", model="a", outcome="waited") == times
-        assert worker.metric("earlyexit_model_evictions_total", model="b") == 0
-        assert worker.events("model-evicted")[0]["wanted"] is None
 
 
 @pytest.mark.slow

@@ -187,16 +187,6 @@ def _settings(folder: Path, models: list[dict[str, Any]], env: dict[str, str]) -
         ([{"name": "a", "bundle": "a"}, {"name": "a", "bundle": "b"}], {}, r"models\[1\].name: 'a' is there twice"),
         ([{"name": "a/b", "bundle": "a"}], {}, r"models\[0\].name: is 'a/b'"),
         ([{"name": "a", "bundle": "a", "share": 0}], {}, r"models\[0\].share: is 0"),
-        (
-            [{"name": "a", "bundle": "a", "unloadAfterSeconds": 0}],
-            {},
-            r"models\[0\].unloadAfterSeconds: is 0.0; it must be a number above 0",
-        ),
-        (
-            [{"name": "a", "bundle": "a", "keepLoaded": True, "unloadAfterSeconds": 60}],
-            {},
-            r"models\[0\]: has keepLoaded and unloadAfterSeconds",
-        ),
         ([{"name": "a"}], {}, "missing required field `bundle`"),
         ([{"name": "a", "bundle": "a", "sahre": 1}], {}, "unknown field `sahre`"),
         ([{"name": "a", "bundle": "a", "publicKey": "x"}], {}, "'a' has no serviceUid"),

@@ -63,11 +63,7 @@ def _families() -> tuple[Gauge, Gauge, Counter, Counter, Counter, Counter, Count
         ),
         Counter("earlyexit_model_loads", "Loads of the model.", labels=by_model),
         Counter("earlyexit_model_load_seconds", "Seconds of its loads.", labels=by_model),
-        Counter(
-            "earlyexit_model_evictions",
-            "Times that it left memory for another model, or because nobody asked for it.",
-            labels=by_model,
-        ),
+        Counter("earlyexit_model_evictions", "Times that it left memory for another model.", labels=by_model),
         Counter(
             "earlyexit_model_cold_requests",
             "Requests that came while the model was not in memory: waited until it was, or refused.",

@@ -121,8 +121,6 @@ class Model:
     #: How long that took, 0 before it was.
     load_seconds: float = 0.0
     loading_since: float = 0.0
-    #: When it was loaded, or a request for it came or was answered the last time.
-    used_at: float = 0.0
     #: How long it took to leave the last time.
     leave_seconds: float = 0.0
     leaving_since: float = 0.0
@@ -172,13 +170,6 @@ class Model:
         most = grown if self.sure else min(grown, SIZE_OF_FILES * self.file_bytes)
         self.measured_bytes = max(self.file_bytes, most)
 
-    def has_come(self, now: float) -> None:
-        """It is in memory, and serves."""
-        self.state, self.broken, self.used_at = "in", "", now
-        self.load_seconds = now - self.loading_since
-        self.total_load_seconds += self.load_seconds
-        self.loads += 1
-
     @property
     def ready(self) -> bool:
         """Whether a request can be handed to it now."""
@@ -186,8 +177,7 @@ class Model:
 
     def asked(self) -> None:
         """A request for it has come."""
-        self.used_at = time.monotonic()
-        self.popularity = self.popularity.after(self.used_at)
+        self.popularity = self.popularity.after(time.monotonic())
 
     def promise(self, seconds: float) -> None:
         """Somebody was told to come back after so many seconds."""
@@ -209,15 +199,8 @@ class Model:
     def end(self) -> None:
         """The request has its reply, or nobody waits for one."""
         self._pending -= 1
-        self.used_at = time.monotonic()
         if not self._pending:
             self._quiet.set()
-
-    def idle(self, now: float) -> bool:
-        """Whether it is in memory, and nobody has wanted it for as long as it may stay so."""
-        after = self.given.unload_after_seconds
-        unused = after is not None and now - self.used_at >= after
-        return unused and self.ready and not self._pending and not self.owed(now)
 
     async def quiet(self, *, seconds: float) -> None:
         """Wait until it answers nothing any more, for so long at most."""

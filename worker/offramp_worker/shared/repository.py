@@ -36,7 +36,6 @@ from offramp_worker.worker import InferenceWorker
 
 RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
 PROMISE = 1.5  # times the seconds expected: what Retry-After says
-IDLE_POLL_SECONDS = 0.5  # between two looks for models that nobody asks for
 NO_ROOM_SECONDS = 30  # Retry-After where what is kept loaded leaves no room
 
 
@@ -115,7 +114,6 @@ class Repository:
                     log_event("model-unavailable", level="warning", model=model.name, reason=str(error))
         self.started = True
         log_event("models-loaded", loaded=[m.name for m in self.models.values() if m.ready], bytes=self.used_bytes)
-        self.begin(_have_idle_leave(self))
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -235,8 +233,11 @@ class Repository:
         except Exception as error:  # whatever a bundle does, the others go on
             self._mark_broken(model, str(error) or repr(error))
             raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS)) from error
+        model.load_seconds = time.monotonic() - model.loading_since
+        model.total_load_seconds += model.load_seconds
         model.has_grown(resident_bytes() - before, bodies=bodies + self.bodies.taken)
-        model.has_come(time.monotonic())
+        model.state, model.broken = "in", ""
+        model.loads += 1
         log_event("model-loaded", model=model.name, seconds=round(model.load_seconds, 3), bytes=model.size_bytes)
         model.hand_over()
 
@@ -275,9 +276,8 @@ class Repository:
                 raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
             await self._evict(leaving, wanted=model.name)
 
-    async def _evict(self, names: Sequence[str], *, wanted: str | None) -> None:
-        """They leave all at once: each may have to wait for its clients and its control plane. ``wanted`` is the model
-        that they leave for, None where nobody asked for them."""
+    async def _evict(self, names: Sequence[str], *, wanted: str) -> None:
+        """They leave all at once: each may have to wait for its clients and its control plane."""
         leaving = [self.models[name] for name in names]
         for model in leaving:
             log_event("model-evicted", model=model.name, bytes=model.size_bytes, wanted=wanted)
@@ -348,17 +348,6 @@ class Repository:
     def owes_audits(self) -> bool:
         """Whether any model's control plane waits for audits that are done by now."""
         return any(model.doors.worker.owes_audits for model in self.models.values())
-
-
-async def _have_idle_leave(repository: Repository) -> None:
-    """Models that nobody asks for leave memory until somebody does, as far as they are to."""
-    if all(model.given.unload_after_seconds is None for model in repository.models.values()):
-        return
-    while not repository.closing:
-        await asyncio.sleep(IDLE_POLL_SECONDS)
-        async with repository._changing:
-            now = time.monotonic()
-            await repository._evict([m.name for m in repository.models.values() if m.idle(now)], wanted=None)
 
 
 def _promised(model: Model, expected: float) -> int:
