@@ -228,9 +228,8 @@ class Batcher:
             if self._start(wait=wait)[0] is None:
                 return None
             pace, first = self._door.pace, self._first_lane().tickets[0]
-            rows = sum(lane.rows_up_to(first.priority) for lane in self._lanes.values())
-            behind = pace.queue(rows - 1, batch_rows=self._policy.batch_rows)
-            return Claim(first.run_by, pace.seconds[1], behind, first.expires)
+            behind = sum(lane.rows_up_to(first.priority) for lane in self._lanes.values()) - 1
+            return Claim(first.run_by, pace.seconds[1], pace.queue(behind, batch_rows=self.batch_rows), first.expires)
 
     def rest(self) -> None:
         """Where somebody else takes the batches: until :meth:`wake`, or :meth:`close`."""
@@ -303,10 +302,9 @@ class Batcher:
     def _review(self, now: float) -> None:
         """Whether there is overload any more."""
         if self._relief.on:
-            pace = self._door.pace
-            left = _seconds_left(self._taken, pace, last_end=self._last_end, now=now)
+            left = _seconds_left(self._taken, self._door.pace, last_end=self._last_end, now=now)
             rows = sum(lane.rows_up_to(self._relief.priority) for lane in self._lanes.values())
-            wait = left + pace.queue(rows, batch_rows=self._policy.batch_rows)
+            wait = left + self._door.pace.queue(rows, batch_rows=self._policy.batch_rows)
             self._door = self._relief.review(self._door, wait=wait, now=now)
 
     def _queue(self, ticket: Ticket) -> None:
