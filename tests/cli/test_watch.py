@@ -26,8 +26,8 @@ DEADLINE_SECONDS = 120.0
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # What each says of a service that collects labels, and what of the same one when its plan has been promoted.
 BEFORE_AND_AFTER = [
-    ("get", "exits off", "98.9% agree"),
-    ("top", "200/500", "98.9%"),
+    ("get", "exits off", "99.1% agree"),
+    ("top", "200/500", "99.1%"),
     ("why", "Rollout: none so far", "Rollout sim-1: "),
 ]
 
@@ -136,7 +136,7 @@ def test_machines_get_a_document_for_every_change(stored: Stored) -> None:
     with watching("top", "-o", "json", "--state", folder, terminal=False) as shown:
         shown.wait_for("labelsNeeded")
         becomes(folder, later)
-        shown.wait_for("98.9%")
+        shown.wait_for("99.1%")
         assert shown.interrupt() == 130
     decoder, rest, documents = json.JSONDecoder(), shown.written, []
     while rest.strip():
