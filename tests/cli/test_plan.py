@@ -80,7 +80,7 @@ def test_a_rise_of_three_earlier_days_is_planned_for_and_told(tmp_path: Path) ->
     done = run(yaml.safe_dump(document), tmp_path)
     assert "reviews: 1950/s expected, as came at this time on 3 of 5 earlier days, " in done.stdout
     found = json.loads(run(yaml.safe_dump(document), tmp_path, "--json").stdout)
-    assert (found["services"][0]["demand"], found["services"][0]["earlierDays"]) == (1950.0, 5)
+    assert (found["services"][0]["demand"], found["services"][0]["expectedFromDays"]) == (1950.0, 5)
     document["services"][0]["demand"]["earlierDays"] = [2100, 2000, 1000, 1000]
     assert "reviews: 1000/s asked" in run(yaml.safe_dump(document), tmp_path).stdout, "two days are two days"
 
@@ -126,7 +126,7 @@ CORE = ("services", 0, "plans", 0, "pools", "core")
         (("services", 0, "demand", "rate"), "many", "services[0].demand.rate", "must be a number >= 0"),
         (("services", 0, "demand", "earlierDays"), 5, "services[0].demand.earlierDays", "a list of 1 to 7 rates"),
         (("services", 0, "demand", "earlierDays"), [1] * 8, "services[0].demand.earlierDays", "a list of 1 to 7 rates"),
-        (("services", 0, "demand", "earlierDays"), [1, "x"], "services[0].demand.earlierDays.1", "must be a number"),
+        (("services", 0, "demand", "earlierDays"), [1, "x"], "services[0].demand.earlierDays[1]", "must be a number"),
         (("services", 0, "objective", "latency", "threshold"), 88, "…objective.latency.threshold", "not a duration"),
         (("services", 0, "objective", "latency", "percentile"), 100, "…objective.latency.percentile", "< 100"),
         (("services", 0, "plans", 1, "name"), "exact", "services[0].plans", "exact stands twice"),

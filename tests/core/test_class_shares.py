@@ -227,6 +227,23 @@ def test_a_service_whose_demand_grows_takes_workers_that_others_can_do_without_a
     assert cluster.services["b"].status.pools[0].wanted == 0
 
 
+def test_what_is_only_expected_comes_after_what_others_ask() -> None:
+    def claim_of(name: str, plan: PoolPlanStatus, holds: int) -> Claim:
+        pool = PoolStatus("fast", desired=holds, worker_rate=10.0, batch_size=1, batch_seconds=0.005)
+        service = replace(a_service(name, of_class()), status=ServiceStatus(pools=(pool,), pool_plan=plan))
+        found = uses_of(service, holds={"fast": holds}, limited=["large"])["large"].claim
+        assert found is not None
+        return found
+
+    busy = claim_of("b", PoolPlanStatus(demand=80.0), 9)
+    for demand in (80.0, 3000.0):
+        ghost = claim_of("a", PoolPlanStatus(demand=demand, asked=1.0, expected=demand), 1)
+        assert divide([ghost, busy], 10) == {"default/a": 1, "default/b": 9}
+        assert divide([ghost, busy], 12) == {"default/a": 3, "default/b": 9}, "what others leave"
+        asked = claim_of("a", PoolPlanStatus(demand=demand), 1)
+        assert divide([asked, busy], 10)["default/a"] > 1
+
+
 def test_nobody_is_pressed_below_its_fewest() -> None:
     cluster = a_cluster(4, a=1.0, b=500.0)
     cluster.services["a"] = a_service("a", of_class(minWorkers=2))

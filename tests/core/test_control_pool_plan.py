@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import Load
+from offramp_core.control.snapshot import ClassShare, Load
 from offramp_core.control.spec import WorkerPool, parse_spec
 from offramp_core.control.workers.pool_demand import asked_days, demand_of
 from offramp_core.control.workers.pool_plan import (
@@ -22,7 +22,7 @@ from offramp_core.control.workers.pool_plan import (
     plan_pools,
     with_plan,
 )
-from offramp_core.fleet import DAY_SECONDS, EarlierDays, Window
+from offramp_core.fleet import DAY_SECONDS, EarlierDays, Window, next_days
 
 SPARE = 1.10  # what a new plan answers of the demand
 
@@ -308,6 +308,61 @@ def test_workers_are_there_before_the_hour_that_was_busy_on_three_earlier_days()
     assert planned_at(nine - 600.0)[0] == 2
     workers, why = planned_at(nine - 20.0)  # they take 30 s to start
     assert workers == 7 and why.endswith("requests/s are expected, as came at this time on 3 of 3 earlier days")
+
+
+def with_pools(*pools: dict[str, object], asked: EarlierDays) -> Service:
+    objective = {"latency": {"threshold": "1s"}, "accuracy": {"maxDisagreement": "0.02"}}
+    spec = parse_spec({"model": {"uri": "oci://offramp/digits:1"}, "objective": objective, "pools": list(pools)})
+    return Service("default", "digits", "uid", 1, spec, ServiceStatus(asked=asked))
+
+
+def days_of_a_peak(noon: float) -> EarlierDays:
+    """10/s, and 100/s for an hour from noon, on each of three days."""
+    asked, windows = EarlierDays(), deque[Window](maxlen=120)
+    for i in range(-120, int(3 * DAY_SECONDS / 30)):
+        now = noon - 3 * DAY_SECONDS + 30.0 * i
+        rate = 100.0 if 0 <= 30 * i % DAY_SECONDS < 3600 else 10.0
+        windows.append(Window(ended_at=now, seconds=10.0, rate=rate))
+        asked = next_days(asked, windows, now=now, spread=0)
+    return asked
+
+
+def test_no_worker_is_taken_away_while_what_is_expected_comes() -> None:
+    noon = 20_000 * DAY_SECONDS + 12 * 3600.0
+    service = with_pools({"name": "a", "costPerHour": "1", "maxWorkers": 40}, asked=days_of_a_peak(noon))
+    known, windows, numbers = figures("a", 10.0, planned=2, ready=2), deque[Window](maxlen=360), list[int]()
+    service, told = replace(service, status=replace(service.status, pools=(known,))), list[str]()
+    for i in range(-15, 240):
+        now, climbed = noon + 10.0 * i, min(85.0, 10.0 + 75.0 * max(i, 0) / 24)
+        windows.append(Window(ended_at=now, seconds=10.0, rate=climbed * (1.1 if i % 7 else 0.9)))
+        (pool,) = service.status.pools
+        ready = (replace(pool, ready=pool.desired),)
+        load, placed = Load(windows=tuple(windows)), {"a": pool.desired}
+        pools, plan = with_plan(service, ready, load, placed=placed, shares={}, now=now, watched_since=0.0)
+        event = plan_event(service, pools, plan, {})
+        told += [event.message] if event else []
+        numbers.append(pools[0].planned)
+        service = replace(service, status=replace(service.status, pools=pools, pool_plan=plan))
+    assert numbers[0] == 2 and numbers[-1] >= 10 and numbers == sorted(numbers)
+    assert any("requests/s are expected, these answer" in message for message in told)
+
+
+def test_the_reason_of_a_plan_fits_into_the_status() -> None:
+    pools = [{"name": f"{'p' * 19}{i}", "costPerHour": "1", "maxWorkers": 9} for i in range(8)]
+    service = with_pools(*pools, asked=EarlierDays())
+    known = tuple(figures(str(pool["name"]), 10.0) for pool in pools)
+    shares = {
+        pool.name: ClassShare(class_name="c" * 63, max_workers=9, wanted=9, most=0, now=0, waited_for=False)
+        for pool in known
+    }
+    load = Load(windows=(Window(ended_at=1e6, seconds=10.0, rate=1e3),))
+    _, plan = with_plan(service, known, load, placed={}, shares=shares, now=1e6, watched_since=0.0)
+    assert len(plan.reason) == 1024 and plan.reason.endswith("…")
+
+
+def test_a_week_outlasts_a_pool_whose_workers_a_person_counts_for_a_while() -> None:
+    asked = EarlierDays(1e6, "ZGRk")
+    assert asked_days(with_pools({"name": "a", "replicas": 2}, asked=asked), Load(), 1e6) == asked
 
 
 def test_nothing_is_remembered_where_the_operator_plans_no_workers() -> None:

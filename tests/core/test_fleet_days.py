@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp_core.control.codec import from_json, to_json
@@ -60,7 +60,7 @@ def test_a_week_is_written_once_an_hour_and_is_small() -> None:
 @given(st.integers(0, 2**32 - 1), st.floats(0.0, 7200.0))
 def test_services_of_one_fleet_take_turns_within_the_hour(spread: int, begin: float) -> None:
     known, writes = watched(NOTHING, lambda _: 5.0, begin=BEGIN + begin, hours=3, spread=spread)
-    assert known != NOTHING and writes <= 3
+    assert known != NOTHING and writes <= 4, "the first slot waits for no turn"
     since = (known.until_at - spread) % SLOT_SECONDS
     assert min(since, SLOT_SECONDS - since) < 1e-6, "slots of each begin at a second of its own"
 
@@ -82,6 +82,41 @@ def test_a_clock_that_was_ahead_takes_only_what_it_wrote_with_it() -> None:
     assert again == [1, 1, 1], "the day before stays"
     later = usual_rate(back, now=end + DAY_SECONDS + 7 * 3600.0, lead_seconds=30.0)
     assert later.days == 1, "nothing of the hours that never were"
+
+
+@pytest.mark.parametrize("back", [8 * 3600.0, 8 * DAY_SECONDS, BEGIN + DAY_SECONDS])
+def test_one_look_at_a_clock_that_is_behind_forgets_nothing(back: float) -> None:
+    known, _ = watched(NOTHING, lambda _: 50.0, begin=BEGIN, hours=24)
+    now = BEGIN + DAY_SECONDS - back
+    assert next_days(known, [Window(ended_at=now, seconds=10.0, rate=50.0)], now=now, spread=77) == known
+    assert next_days(known, [], now=now, spread=77) == known
+
+
+@pytest.mark.parametrize("period", [10.0, 600.0, 1800.0])
+def test_a_clock_that_jumps_to_and_fro_is_written_once_an_hour(period: float) -> None:
+    known, windows, writes = NOTHING, deque[Window](maxlen=360), 0
+    for i in range(6 * 360):
+        ahead = 7200.0 if (10.0 * i) // period % 2 else 0.0
+        now = BEGIN + 10.0 * i + ahead
+        windows.append(Window(ended_at=now, seconds=10.0, rate=50.0))
+        after = next_days(known, windows, now=now, spread=77)
+        known, writes = after, writes + (after != known)
+    assert writes <= 7
+
+
+@given(st.integers(0, 3599), st.floats(15.0, 60.0))
+@settings(deadline=None, max_examples=20)
+def test_an_operator_that_restarts_again_and_again_learns(spread: int, minutes: float) -> None:
+    known, _ = watched(NOTHING, lambda _: 50.0, begin=BEGIN, hours=minutes / 60, spread=spread)
+    assert known != NOTHING
+
+
+def test_a_single_window_is_no_evidence_however_high() -> None:
+    known, noon = NOTHING, 12 * 3600.0
+    for day in range(4):
+        known, _ = watched(known, peak_at(noon, 30.0, high=1e6), begin=BEGIN + day * DAY_SECONDS, hours=24)
+    usual = usual_rate(known, now=BEGIN + 4 * DAY_SECONDS + noon, lead_seconds=30.0)
+    assert usual == Usual(pytest.approx(10.0, rel=RATIO - 1), 4)
 
 
 @given(st.floats(-30 * DAY_SECONDS, 30 * DAY_SECONDS))
@@ -123,6 +158,22 @@ def test_a_rise_counts_whole_and_never_lowers(recent: float, usual: float) -> No
     assert expected in (recent, usual) and expected >= recent
     if usual > 2 * recent + 3.0:
         assert expected == usual
+
+
+@given(st.lists(st.floats(0.9, 1.1), min_size=2), st.floats(1.0, 1e5), st.floats(1.0, 3.0))
+def test_what_is_planned_for_does_not_go_to_and_fro(noise: list[float], rate: float, more: float) -> None:
+    usual, begun, turns = Usual(rate * more, 3), False, 0
+    for part in noise:
+        expects = expected_rate(rate * part, usual, begun=begun) > rate * part
+        begun, turns = expects, turns + (expects != begun)
+    assert turns <= 2
+
+
+def test_what_has_come_is_expected_no_longer() -> None:
+    usual = Usual(111.0, 3)
+    assert expected_rate(90.0, usual) == 90.0, "it is no rise"
+    assert expected_rate(90.0, usual, begun=True) == 111.0, "and no reason to take workers away"
+    assert expected_rate(105.0, usual, begun=True) == 105.0
 
 
 @given(st.floats(0.01, 1e6))

@@ -49,11 +49,13 @@ def spawn() -> Iterator[Callable[[str], StubWorker]]:
 
 
 class Bench:
-    """An observer on a clock that only a test moves."""
+    """An observer on clocks that only a test moves."""
 
-    def __init__(self, observer: Observer) -> None:
-        self.observer = observer
-        self.monotonic = 0.0
+    def __init__(self, now: float, deadline_seconds: float) -> None:
+        self.now, self.monotonic = now, 0.0
+        self.observer = Observer(
+            deadline_seconds=deadline_seconds, clock=lambda: self.now, monotonic=lambda: self.monotonic
+        )
 
     async def pull(self, *workers: StubWorker, extra: tuple[WorkerEndpoint, ...] = ()) -> Observed:
         return await self.observer.observe(KEY, (*map(endpoint, workers), *extra), token=TOKEN)
@@ -66,7 +68,7 @@ def endpoint(worker: StubWorker, **changes: object) -> WorkerEndpoint:
 
 @asynccontextmanager
 async def bench(*, deadline_seconds: float = 30.0, now: float = 1e9) -> AsyncIterator[Bench]:
-    made = Bench(Observer(deadline_seconds=deadline_seconds, clock=lambda: now, monotonic=lambda: made.monotonic))
+    made = Bench(now, deadline_seconds)
     try:
         yield made
     finally:
@@ -514,6 +516,34 @@ def test_what_came_in_ten_seconds_each_is_kept_where_workers_are_planned_by_it(
                     a.refused, a.now = a.refused + 50, a.now + 10.0
                 seen = (await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, windows=windows)).load
                 assert [window.rate for window in seen.windows] == ([5.0] if windows else [])
+
+    asyncio.run(story())
+
+
+def test_windows_of_a_service_that_rests_are_kept_as_well(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        async with bench() as made:
+            await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, windows=True)
+            for _ in range(2):
+                a.now, made.now = a.now + 30.0, made.now + 30.0
+                await made.observer.poll(KEY, (endpoint(a),), token=TOKEN)
+            seen = (await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, windows=True)).load
+            assert [window.ended_at - made.now for window in seen.windows] == [-30.0, 0.0]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("then", [10**12, 3], ids=["more than its time allows", "backwards"])
+def test_a_worker_whose_refusals_cannot_be_is_not_believed(spawn: Callable[[str], StubWorker], then: int) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        async with bench() as made:
+            a.refused = 500
+            await made.pull(a)
+            a.refused, a.now = then, a.now + 10.0
+            seen = await made.pull(a)
+            assert "refused" in seen.workers[0].distrusted and seen.load.peak_rate == 0.0
 
     asyncio.run(story())
 

@@ -94,7 +94,7 @@ def fleet_data(document: FleetDocument, plan: FleetPlan, saved: Mapping[str, flo
             for pool in document.pools
         ],
         "services": [
-            _service_data(service) | ({"earlierDays": usual.days} if usual else {})
+            _service_data(service) | ({"expectedFromDays": usual.days} if usual else {})
             for service in plan.services
             for usual in (document.usual.get(service.service),)
         ],

@@ -601,13 +601,16 @@ class PoolStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlanStatus:
-    """The plan of all pools, as it was when it last changed: requests per second asked for (``demand``) and
-    ``answered``, and what the workers cost an hour."""
+    """The plan of all pools, as it was when it last changed: requests per second that it is for (``demand``) and
+    ``answered``, and what the workers cost an hour. While earlier days let expect more than is asked, ``expected`` is
+    how much, and ``asked`` what the recent past asks; else both are 0."""
 
     demand: float = 0.0
     answered: float = 0.0
     cost_per_hour: float = 0.0
     reason: str = ""
+    asked: float = 0.0
+    expected: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Claim:
     #: demand and spare: requests per second that are asked for, > 0, and what is kept free beyond them.
     demand: float
     spare: float
+    #: Of the demand, what nobody asks yet and is only expected.
+    expected: float = 0.0
     #: Requests per second of these that workers of other kinds could answer.
     elsewhere: float = 0.0
     #: What a worker saves an hour where those of other kinds could answer in its place.
@@ -46,13 +48,17 @@ class Claim:
     #: Whether it is asked, and nothing of it would answer without a worker of the kind.
     answers: bool = False
 
-    def worth(self, count: int) -> float:
+    def worth(self, count: int, *, asked_only: bool = False) -> float:
         """Of so many workers beside those of other kinds: what they answer of the demand, the first parts most."""
-        answered, total, quarter = self.elsewhere + count * self.worker_rate, 0.0, self.demand / len(PARTS)
-        for weight, size in (*((weight, quarter) for weight in reversed(PARTS)), (SPARE_PART, self.spare)):
+        demand = self.demand - self.expected if asked_only else self.demand
+        if demand <= 0:
+            return 0.0
+        answered, total, quarter = self.elsewhere + count * self.worker_rate, 0.0, demand / len(PARTS)
+        spare = self.spare * demand / self.demand
+        for weight, size in (*((weight, quarter) for weight in reversed(PARTS)), (SPARE_PART, spare)):
             part = min(answered, size)
             total, answered = total + weight * part, answered - part
-        return total / self.demand
+        return total / demand
 
 
 def divide(claims: Sequence[Claim], room: int) -> dict[str, int]:
@@ -60,7 +66,8 @@ def divide(claims: Sequence[Claim], room: int) -> dict[str, int]:
 
     Nobody has more than its ``most``. What somebody has of its ``least`` stays before anybody gets more, then the last
     worker of each that answers; then every ``least`` is filled and who is asked has a first worker, then comes what no
-    other workers could answer, and what is left goes to where it saves most.
+    other workers could answer of what is asked, then of what is only expected, and what is left goes to where it saves
+    most.
     """
     refuse_twice("claims", (claim.name for claim in claims))
     counts = dict.fromkeys(sorted(claim.name for claim in claims), 0)
@@ -69,6 +76,7 @@ def divide(claims: Sequence[Claim], room: int) -> dict[str, int]:
     _give(claims, counts, room, limit=lambda claim: min(claim.present, int(claim.answers), claim.most), value=worth)
     _give(claims, counts, room, limit=lambda claim: min(claim.least, claim.most), value=worth)
     _give(claims, counts, room, limit=lambda claim: min(int(claim.answers), claim.most), value=worth)
+    _give(claims, counts, room, limit=lambda claim: claim.most, value=_worth_of_next_asked, above=WORTHLESS)
     _give(claims, counts, room, limit=lambda claim: claim.most, value=worth, above=WORTHLESS)
     _give(claims, counts, room, limit=lambda claim: claim.most, value=saving)
     return counts
@@ -98,6 +106,10 @@ def _give(
 
 def _worth_of_next(claim: Claim, count: int) -> float:
     return claim.worth(count + 1) - claim.worth(count)
+
+
+def _worth_of_next_asked(claim: Claim, count: int) -> float:
+    return claim.worth(count + 1, asked_only=True) - claim.worth(count, asked_only=True)
 
 
 def _saving(claim: Claim, _: int) -> float:

@@ -129,7 +129,7 @@ def _demand(fields: _Fields) -> _Demand:
         return _Demand(rate, later, variation, None)
     if not isinstance(days, list) or not 0 < len(days) <= DAYS:
         raise fields.wrong("earlierDays", f"must be a list of 1 to {DAYS} rates, one for each earlier day")
-    each = _Fields({str(i): day for i, day in enumerate(days)}, fields.path("earlierDays"), None)
+    each = _Fields({f"earlierDays[{i}]": day for i, day in enumerate(days)}, fields.where, None)
     rates = [each.number(i, least=0, most=MOST_RATE) for i in each.value]
     usual, recent = Usual(often(rates), len(rates)), max(rate, later)
     expected = expected_rate(recent, usual)

@@ -95,6 +95,7 @@ class LikeTheOperator(Planned):
     ``asked``, what it remembers of earlier days."""
 
     asked: dict[str, EarlierDays] = field(default_factory=dict)
+    expecting: set[str] = field(default_factory=set)  # tasks whose plan is for more than the recent past asks
 
     def _expected(self, seen: Seen, now: float, lead_seconds: float) -> float:
         hour = tuple(w for w in seen.windows if w.ended_at > now - HOUR_SECONDS)
@@ -102,7 +103,10 @@ class LikeTheOperator(Planned):
         if seen.task not in self.asked:
             return recent
         known = self.asked[seen.task] = next_days(self.asked[seen.task], hour, now=now, spread=0)
-        return expected_rate(recent, usual_rate(known, now=now, lead_seconds=lead_seconds))
+        usual = usual_rate(known, now=now, lead_seconds=lead_seconds)
+        expected = expected_rate(recent, usual, begun=seen.task in self.expecting)
+        (self.expecting.add if expected > recent else self.expecting.discard)(seen.task)
+        return expected
 
 
 @dataclass

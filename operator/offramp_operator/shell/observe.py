@@ -45,6 +45,7 @@ SECONDS_UNTIL_SILENT = 10.0
 SUSPECT_SECONDS = 0.25  # a pass waits so long for workers whose last pull failed
 LOAD_WINDOW_SECONDS = 10.0
 MOST_WINDOWS = 360  # an hour of them
+MOST_REFUSED = 100_000  # requests that one worker can refuse in a second
 PULLS_AT_ONCE = 128  # over all services; a deadline counts from when a pull begins
 MAX_MORE_SETS = 4  # twice what a worker holds
 KEEP_ALIVE_SECONDS = (
@@ -157,8 +158,10 @@ class Observer:
 
     async def poll(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> int:
         """Pull all workers of a service once; the revision after that. Cheap where nothing is new: an answer that
-        repeats itself is not parsed."""
-        return (await self._pull_all(key, endpoints, token)).revision
+        repeats itself is not parsed. What came is noted as in :meth:`observe`."""
+        memory = await self._pull_all(key, endpoints, token)
+        _load(memory, self._monotonic(), self._clock())
+        return memory.revision
 
     def at_rest(self, key: ServiceKey) -> bool:
         """Whether every worker answers, or has been told to be silent: none of them is about to be heard for the first
@@ -464,11 +467,22 @@ def _judge(seen: _Seen, endpoint: WorkerEndpoint, now: Observations) -> None:
     why = impossible(_all_counts(now), newest_epoch=None, plans={}, measured=now.plans)
     if not why and went_backwards(before, now.counts):
         why = "its counts went backwards"
+    if not why and same and seen.observations is not None:
+        why = _impossible_refused(seen.observations, now)
     if why:
         seen.liar, seen.distrusted = now.boot_id, why
         seen.work.clear()
         message = f"{endpoint.name} is not believed until it restarts: {why}"
         log_event("worker-distrusted", message, level=logging.WARNING, worker=endpoint.name)
+
+
+def _impossible_refused(before: Observations, now: Observations) -> str:
+    """Why one process cannot have refused as many requests as it says; empty where it can."""
+    more = now.refused - before.refused
+    if more < 0:
+        return "the requests that it refused went backwards"
+    seconds = max(0.0, now.now - before.now) + 1.0  # its answer takes some time
+    return "it refused more requests than its time allows" if more > MOST_REFUSED * seconds else ""
 
 
 # --- pooled figures --------------------------------------------------------------------------------

@@ -95,7 +95,9 @@ def _claim(service: Service, pool: WorkerPool, *, name: str, holds: int, limited
     """What a service would do with workers of a pool, by its status."""
     spec, status = service.spec, {known.name: known for known in service.status.pools}
     known = {p.name: replace(status.get(p.name, PoolStatus(p.name)), planned=0, desired=0) for p in spec.pools}
-    demand = max(service.status.pool_plan.demand, LEAST_RATE)
+    plan = service.status.pool_plan
+    demand = max(plan.demand, LEAST_RATE)
+    expected = max(0.0, demand - plan.asked) if plan.expected else 0.0
     spare, least = demand * CAUTION.spare, pool.min_workers
     planned = plan_pools(view_of(service, tuple(known.values()), demand)).planned
     rates = {p.name: p.worker_rate for p in known.values()}
@@ -103,7 +105,7 @@ def _claim(service: Service, pool: WorkerPool, *, name: str, holds: int, limited
         slowest = min((rates[p] for p, n in planned.items() if n), default=0.0)
         rates = {p: min(rate, slowest) if rate >= slowest else 0.0 for p, rate in rates.items()}
     open_to_all = [p for p in spec.pools if p.class_name not in limited]
-    answers = demand > LEAST_RATE and not any(p.name in status and status[p.name].ready for p in open_to_all)
+    answers = demand - expected > LEAST_RATE and not any(p.name in status and status[p.name].ready for p in open_to_all)
     if model_on_its_way(status.values()):  # all that there are stay until it is known what they do
         least = max(least, min(holds, pool.most))
     claim = Claim(
@@ -114,6 +116,7 @@ def _claim(service: Service, pool: WorkerPool, *, name: str, holds: int, limited
         worker_rate=rates[pool.name],
         demand=demand,
         spare=spare,
+        expected=expected,
         answers=answers,
     )
     if not known[pool.name].worker_rate and pool.name in status and status[pool.name].planned and holds:

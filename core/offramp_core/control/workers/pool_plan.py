@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service
 from offramp_core.control.snapshot import ClassShare, Event, Load
 from offramp_core.control.spec import WorkerPool
-from offramp_core.control.workers.pool_demand import as_usual, demand_of
+from offramp_core.control.workers.pool_demand import Foreseen, foreseen
 from offramp_core.fleet import (
     Caution,
     Column,
@@ -23,10 +23,8 @@ from offramp_core.fleet import (
     Present,
     ServicePlan,
     Workers,
-    expected_rate,
     next_steps,
     plan_fleet,
-    usual_rate,
 )
 from offramp_core.fleet import Service as Planned
 from offramp_core.reasons import Reason
@@ -37,6 +35,7 @@ LEAST_RATE = 1e-3  # of a service that nobody asks: one worker stays, or nobody 
 WATCHED_SECONDS = 120.0  # of requests that this process must have seen before it takes workers away
 CAUTION = Caution()
 TINY = 1e-9
+MOST_REASON = 1024  # characters that a status may hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,21 +179,17 @@ def with_plan(
     if moving := model_on_its_way(known):  # then nobody is pressed by the share of another one
         has = {pool.name: pool.desired for pool in known}
         shares = {name: replace(share, most=max(share.most, has[name])) for name, share in shares.items()}
-    lead = max(map(startup_seconds, known))
-    recent, usual = (
-        demand_of(load, now, lead_seconds=lead),
-        usual_rate(service.status.asked, now=now, lead_seconds=lead),
-    )
+    seen = foreseen(service, load, now=now, lead_seconds=max(map(startup_seconds, known)))
     view = replace(
-        view_of(service, known, expected_rate(recent, usual)),
+        view_of(service, known, seen.rate),
         may_lower=now - watched_since >= WATCHED_SECONDS,
         placed=placed,
         answered=before.answered,
         shares=shares,
     )
-    asked = steady_demand(before.demand, view.demand, may_lower=view.may_lower) if shares else _digits(view.demand)
+    told = _asked_and_expected(before, seen, steady=bool(shares), may_lower=view.may_lower)
     plan = plan_pools(view)
-    short = plan.answered < asked * (1 - TINY) or not plan.planned
+    short = plan.answered < told.demand * (1 - TINY) or not plan.planned
     numbers = next_numbers(view, plan.planned)
     pools = []
     for pool, status in zip(spec.pools, known, strict=True):
@@ -205,23 +200,41 @@ def with_plan(
         wanted = share.wanted if lacks and share is not None else 0
         pools.append(replace(status, planned=n, desired=desired, wanted=wanted))
     if not plan.planned:
-        return tuple(pools), _without_plan(before, plan.reason, asked, in_short(service, pools, shares), moving=moving)
+        return tuple(pools), _without_plan(told, plan.reason, in_short(service, pools, shares), moving=moving)
     same = all((a.planned, a.wanted) == (b.planned, b.wanted) for a, b in zip(pools, known, strict=True))
-    if before.reason and same and (not shares or asked == before.demand):
+    steady = (told.demand, told.asked) == (before.demand, before.asked) if shares else True
+    if before.reason and same and steady and seen.expected == (before.expected > 0):
         return tuple(pools), before
-    parts = [plan.reason, as_usual(usual, recent), *in_short(service, pools, shares)]
-    reason = "; ".join(part for part in parts if part)
-    return tuple(pools), PoolPlanStatus(asked, _digits(plan.answered), round(plan.cost_per_hour, 6), reason)
+    reason = _joined([plan.reason, seen.reason, *in_short(service, pools, shares)])
+    cost = round(plan.cost_per_hour, 6)
+    return tuple(pools), replace(told, answered=_digits(plan.answered), cost_per_hour=cost, reason=reason)
 
 
-def _without_plan(
-    before: PoolPlanStatus, reason: str, asked: float, lacking: Sequence[str], *, moving: bool
-) -> PoolPlanStatus:
+def _asked_and_expected(before: PoolPlanStatus, seen: Foreseen, *, steady: bool, may_lower: bool) -> PoolPlanStatus:
+    """The plan of before for what is foreseen now; ``steady`` where other services' shares follow from it."""
+
+    def told(earlier: float, rate: float) -> float:
+        return steady_demand(earlier, rate, may_lower=may_lower) if steady else _digits(rate)
+
+    demand = told(before.demand, seen.rate)
+    if not seen.expected:
+        return replace(before, demand=demand, asked=0.0, expected=0.0)
+    asked = told(before.asked if before.expected else before.demand, seen.recent)
+    return replace(before, demand=demand, asked=asked, expected=_digits(seen.rate))
+
+
+def _joined(parts: Iterable[str]) -> str:
+    """Sentences as one text that a status can hold."""
+    text = "; ".join(part for part in parts if part)
+    return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 1]}…"
+
+
+def _without_plan(told: PoolPlanStatus, reason: str, lacking: Sequence[str], *, moving: bool) -> PoolPlanStatus:
     """What is told while nothing can be planned. Where other services have all workers, nothing is answered; what is
     asked of a class that others use too is told in any case, as their shares follow from it."""
     if lacking and not moving:
-        return PoolPlanStatus(asked, 0.0, 0.0, "; ".join(lacking))
-    return replace(before, demand=asked, reason=reason or before.reason)
+        return replace(told, answered=0.0, cost_per_hour=0.0, reason=_joined(lacking))
+    return replace(told, reason=_joined([reason or told.reason]))
 
 
 def view_of(service: Service, known: tuple[PoolStatus, ...], demand: float) -> PoolsView:
@@ -273,8 +286,9 @@ def plan_event(
     cost = service.status.pool_plan.cost_per_hour
     dear = f"{plan.cost_per_hour:g} an hour" + (f" (was {cost:g})" if cost else "")
     fixed = service.spec.pools[0].fixed
+    verb = "expected" if plan.expected else "asked for"
     message = (
-        f"workers {'recommended' if fixed else 'planned'}: {now}; {dear}; {plan.demand:g} requests/s are asked for, "
+        f"workers {'recommended' if fixed else 'planned'}: {now}; {dear}; {plan.demand:g} requests/s are {verb}, "
         f"these answer {plan.answered:g} with exits off; {plan.reason}{_until_then(service, pools, plan)}"
     )
     reason = Reason.POOLS_RECOMMENDED if fixed else Reason.WORKER_CLASS_FULL if short else Reason.POOLS_PLANNED
