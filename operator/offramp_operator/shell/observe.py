@@ -157,15 +157,13 @@ class Observer:
         return Observed(workers, own, others, _load(memory, self._monotonic(), self._clock()))
 
     async def poll(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> int:
-        """Pull all workers of a service once; the revision after that. Cheap where nothing is new: an answer that
-        repeats itself is not parsed. What came is noted as in :meth:`observe`."""
+        """Pull all workers once and note what came; the revision after that. What repeats itself is not parsed."""
         memory = await self._pull_all(key, endpoints, token)
         _load(memory, self._monotonic(), self._clock())
         return memory.revision
 
     def at_rest(self, key: ServiceKey) -> bool:
-        """Whether every worker answers, or has been told to be silent: none of them is about to be heard for the first
-        time."""
+        """Whether every worker answers, or was told to be silent: none is about to be heard for the first time."""
         return all(seen.failures == 0 or seen.reported_silent for seen in self._services[key].seen.values())
 
     def revision(self, key: ServiceKey) -> int:

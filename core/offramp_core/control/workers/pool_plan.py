@@ -187,9 +187,9 @@ def with_plan(
         answered=before.answered,
         shares=shares,
     )
-    told = _asked_and_expected(before, seen, steady=bool(shares), may_lower=view.may_lower)
+    draft = _asked_and_expected(before, seen, steady=bool(shares), may_lower=view.may_lower)
     plan = plan_pools(view)
-    short = plan.answered < told.demand * (1 - TINY) or not plan.planned
+    short = plan.answered < draft.demand * (1 - TINY) or not plan.planned
     numbers = next_numbers(view, plan.planned)
     pools = []
     for pool, status in zip(spec.pools, known, strict=True):
@@ -200,26 +200,26 @@ def with_plan(
         wanted = share.wanted if lacks and share is not None else 0
         pools.append(replace(status, planned=n, desired=desired, wanted=wanted))
     if not plan.planned:
-        return tuple(pools), _without_plan(told, plan.reason, in_short(service, pools, shares), moving=moving)
+        return tuple(pools), _without_plan(draft, plan.reason, in_short(service, pools, shares), moving=moving)
     same = all((a.planned, a.wanted) == (b.planned, b.wanted) for a, b in zip(pools, known, strict=True))
-    steady = (told.demand, told.asked) == (before.demand, before.asked) if shares else True
+    steady = (draft.demand, draft.asked) == (before.demand, before.asked) if shares else True
     if before.reason and same and steady and seen.expected == (before.expected > 0):
         return tuple(pools), before
     reason = _joined([plan.reason, seen.reason, *in_short(service, pools, shares)])
     cost = round(plan.cost_per_hour, 6)
-    return tuple(pools), replace(told, answered=_digits(plan.answered), cost_per_hour=cost, reason=reason)
+    return tuple(pools), replace(draft, answered=_digits(plan.answered), cost_per_hour=cost, reason=reason)
 
 
 def _asked_and_expected(before: PoolPlanStatus, seen: Foreseen, *, steady: bool, may_lower: bool) -> PoolPlanStatus:
     """The plan of before for what is foreseen now; ``steady`` where other services' shares follow from it."""
 
-    def told(earlier: float, rate: float) -> float:
+    def rounded(earlier: float, rate: float) -> float:
         return steady_demand(earlier, rate, may_lower=may_lower) if steady else _digits(rate)
 
-    demand = told(before.demand, seen.rate)
+    demand = rounded(before.demand, seen.rate)
     if not seen.expected:
         return replace(before, demand=demand, asked=0.0, expected=0.0)
-    asked = told(before.asked if before.expected else before.demand, seen.recent)
+    asked = rounded(before.asked if before.expected else before.demand, seen.recent)
     return replace(before, demand=demand, asked=asked, expected=_digits(seen.rate))
 
 
@@ -229,12 +229,12 @@ def _joined(parts: Iterable[str]) -> str:
     return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 1]}…"
 
 
-def _without_plan(told: PoolPlanStatus, reason: str, lacking: Sequence[str], *, moving: bool) -> PoolPlanStatus:
+def _without_plan(draft: PoolPlanStatus, reason: str, lacking: Sequence[str], *, moving: bool) -> PoolPlanStatus:
     """What is told while nothing can be planned. Where other services have all workers, nothing is answered; what is
     asked of a class that others use too is told in any case, as their shares follow from it."""
     if lacking and not moving:
-        return replace(told, answered=0.0, cost_per_hour=0.0, reason=_joined(lacking))
-    return replace(told, reason=_joined([reason or told.reason]))
+        return replace(draft, answered=0.0, cost_per_hour=0.0, reason=_joined(lacking))
+    return replace(draft, reason=_joined([reason or draft.reason]))
 
 
 def view_of(service: Service, known: tuple[PoolStatus, ...], demand: float) -> PoolsView:
