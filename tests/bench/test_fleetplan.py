@@ -95,7 +95,7 @@ def test_without_results_all_of_it_is_missing(tmp_path: Path) -> None:
 
 def test_what_an_operator_remembers_of_a_trace_is_what_came_at_that_time() -> None:
     past = np.full(3 * 86_400, 20)
-    past.reshape(3, 86_400)[:, :20] = 900  # twenty seconds of each day, in which the trace begins as well
+    past.reshape(3, 86_400)[:, :60] = 900  # a minute of each day, in which the trace begins as well
     task = Task(
         name="one",
         latency_seconds=MINILM.latency_seconds,
