@@ -431,7 +431,7 @@ def test_what_was_asked_outlasts_the_operator_and_rests_in_between(fleet: Any, t
     async def story() -> None:
         async with fleet(nodes={"fast": 3}, pools=priced(fast="1"), answering=True) as f:
             now = time.time()
-            hours = tuple(Window(ended_at=now - 20 * i, seconds=10.0, rate=90.0) for i in range(360))
+            hours = tuple(Window(ended_at=now - 20 * i, seconds=10.0, rate=90.0) for i in reversed(range(360)))
             f.reconciler._observer.windows = hours
             await f.until(lambda: bool(remembered(f)), what="what was asked in the last hours")
             told = remembered(f)
