@@ -43,7 +43,7 @@ kubectl label --overwrite namespace offramp-system default {RESTRICTED}
 REPLACED = {
     "make cluster\n": "cluster/up\n",  # without the set-up that make does first
     "--rate 50": "--rate 100",  # evidence comes by the request
-    "threshold: 200ms": "threshold: 500ms",  # a shared machine is slow for reasons of its own
+    "threshold: 200ms": "threshold: 5s",  # a shared machine is slow for reasons of its own, and refuses nobody for them
 }
 
 

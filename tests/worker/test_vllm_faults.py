@@ -120,7 +120,7 @@ def test_what_a_killed_keeper_leaves_behind_ends_and_it_is_started_again(played:
     engine = played.engine
     os.kill(played.keeper, signal.SIGKILL)
     eventually(lambda: not _lives(engine), what="the end of what vLLM had started")
-    eventually(lambda: played.process.up and played.process.restarts == 1, what="its return")
+    eventually(lambda: played.process.up and played.process.restarts >= 1, what="its return")
 
 
 def test_signals_to_the_workers_group_reach_neither_keeper_nor_vllm(played: Played) -> None:
