@@ -11,7 +11,7 @@ betting.py      a test for values that are no counts
 certificate.py  what is written down of a passed test, and how anybody checks it again
 dependence.py   how many labels there really are, where requests resemble their neighbors
 expected.py     plans of least *expected* cost, from cautious to bold
-lags.py         sums of products of values some records apart
+lags.py         runs of records, and sums of products of values within them
 means.py        whether the mean loss of a plan is within its budget
 planner.py      how many labels a certificate takes
 rank_path.py    the test: plans from cautious to bold

@@ -32,13 +32,21 @@ Graubard (1998); variance of sample autocorrelations, Bartlett (1946).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.certify.lags import Floats, distances, lagged_products
+from offramp_core.certify.lags import (
+    ONE_RUN,
+    Floats,
+    distances,
+    lagged_products,
+    products_within,
+    runs_of,
+    separate_times,
+)
 from offramp_core.certify.resemblance import SEPARATE, strongest_resemblance
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.one_arm import check_design_effect, check_rate
@@ -105,20 +113,29 @@ def dependence(records: Records, *, budget: float, wary: bool = False) -> Depend
     sources that take turns in a short sample. Naming streams helps there.
     """
     check_rate("budget", budget)
+    found = _by_mistakes(records, budget, wary=wary)
+    if found is None:
+        return None
+    scenes = strongest_resemblance(records, budget=budget)
+    return _strongest([*found, Dependence(math.ceil(scenes), scenes)])
+
+
+def _by_mistakes(records: Records, budget: float, *, wary: bool) -> list[Dependence] | None:
+    """In the order of time, and within the streams; empty where mistakes are too few, None where nobody can say."""
     kinds = tuple(_mistakes(records, budget))
     if not kinds:
-        scenes = strongest_resemblance(records, budget=budget)
-        return Dependence(math.ceil(scenes), scenes)
+        return []
     mistakes, share = np.stack([k.values for k in kinds], axis=1), np.array([k.share for k in kinds])
     streams = [np.zeros(len(records), dtype=np.int64)]
     if records.stream is not None:
         streams.append(records.stream)
     found = [_Pairs.of(mistakes, share, stream).dependence(n=len(records), wary=wary) for stream in streams]
-    if None in found:
-        return None
-    known = [one for one in found if one is not None]
-    scenes = strongest_resemblance(records, budget=budget)
-    return Dependence(max(math.ceil(scenes), *(d.block for d in known)), max(scenes, *(d.design_effect for d in known)))
+    return None if None in found else [one for one in found if one is not None]
+
+
+def _strongest(seen: Sequence[Dependence]) -> Dependence:
+    """As far as any of them reaches, and as much as any of them weighs."""
+    return Dependence(max((d.block for d in seen), default=1), max((d.design_effect for d in seen), default=1.0))
 
 
 def all_streams_differ(records: Records) -> bool:
@@ -192,8 +209,7 @@ class _Pairs:
     def of(cls, mistakes: Floats, share: Floats, stream: npt.NDArray[np.int64]) -> _Pairs:
         """``mistakes`` (n, kinds) in the order of time, ``share`` (kinds,) of each; pairs are of records of the same
         ``stream`` (n,)."""
-        order = np.argsort(stream, kind="stable")
-        runs = np.split(order, np.flatnonzero(np.diff(stream[order])) + 1)
+        runs = runs_of(stream)
         longest = max(len(run) for run in runs)
         most = max(1, longest - 1 if longest <= SHORT else longest // 2)
         means = _means(share)
@@ -211,11 +227,10 @@ class _Pairs:
         alike = (mistakes.T @ mistakes / len(mistakes)) ** 2
         averaged, extrapolated = (float(weights @ alike @ weights) for weights in means.T)
         sizes = np.array([len(run) for run in runs])
-        equal = len(order) ** 2 / float(sizes @ sizes)
+        equal = len(stream) ** 2 / float(sizes @ sizes)
         whole = np.zeros(2)
         if equal >= SHORTEST_RUN:
-            sums = np.add.reduceat(mistakes[order], np.cumsum(sizes) - sizes, axis=0)
-            whole = ((sums**2).sum(axis=0) - (mistakes**2).sum(axis=0)) @ means / 2
+            whole = products_within(mistakes[np.concatenate(runs)], np.cumsum(sizes) - sizes) @ means
         rarest = float(share.min())
         return cls(products[:, 0], products[:, 1], averaged, extrapolated, pairs, rarest, longest, whole, equal)
 
@@ -227,8 +242,7 @@ class _Pairs:
         reach = max(reach for reach, *_ in found)
         if reach and self._beyond(reach) * SHORTEST_RUN > self.longest:
             return self._runs_as_blocks(n=n) if self.runs >= SHORTEST_RUN else None
-        seen = [self._effect(*one, n=n) for one in found if one[0]]
-        return Dependence(max(d.block for d in seen), max(d.design_effect for d in seen)) if seen else INDEPENDENT
+        return _strongest([self._effect(*one, n=n) for one in found if one[0]])
 
     def _effect(self, reach: int, products: Floats, spread: float, *, n: int) -> Dependence:
         block = self._beyond(reach)
@@ -323,9 +337,8 @@ def _without_own_mean(mistakes: Floats, *, alone: bool) -> Floats:
     others is no scene. One that was not wrong at many separate times may be in one, which its mean would hide."""
     if alone:
         return mistakes
-    wrong = mistakes > 0
-    separate = wrong[0] + (wrong[1:] & ~wrong[:-1]).sum(axis=0)
-    return np.where(separate >= SEPARATE, mistakes - mistakes.mean(axis=0), mistakes)
+    known = separate_times(mistakes > 0, ONE_RUN) >= SEPARATE
+    return np.where(known, mistakes - mistakes.mean(axis=0), mistakes)
 
 
 def _means(share: Floats) -> Floats:

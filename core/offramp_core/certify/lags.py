@@ -1,4 +1,4 @@
-"""Sums of products of values some records apart, by distance."""
+"""Runs of records, one for each stream, and sums of products of values within them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,32 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
 
+ONE_RUN: Rows = np.zeros(1, dtype=np.intp)  # where it begins
 GROWTH = 1.41  # from one distance that is looked at to the next
+
+
+def runs_of(stream: npt.NDArray[np.int64]) -> list[Rows]:
+    """The rows of each stream (n,), in the order of time."""
+    order = np.argsort(stream, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(stream[order])) + 1)
+
+
+def separate_times(wrong: npt.NDArray[np.bool_], begins: Rows) -> npt.NDArray[np.intp]:
+    """How many separate times runs were wrong by each column (n, kinds): rows that follow each other are one time.
+    ``begins`` are the first rows of the runs."""
+    first = wrong.copy()
+    first[1:] &= ~wrong[:-1]
+    first[begins] = wrong[begins]
+    return np.asarray(first.sum(axis=0))
+
+
+def products_within(values: Floats, begins: Rows) -> Floats:
+    """Sums of products of ``values`` (n, kinds) over all pairs of the same run (kinds,); ``begins`` are the first rows
+    of the runs."""
+    sums = np.add.reduceat(values, begins, axis=0)
+    return np.asarray(((sums**2).sum(axis=0) - (values**2).sum(axis=0)) / 2)
 
 
 def distances(most: int) -> Iterator[int]:

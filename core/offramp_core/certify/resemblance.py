@@ -25,10 +25,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.certify.lags import Floats, distances, lagged_products
+from offramp_core.certify.lags import (
+    ONE_RUN,
+    Floats,
+    Rows,
+    distances,
+    lagged_products,
+    products_within,
+    runs_of,
+    separate_times,
+)
 from offramp_core.records import Records
-
-Rows = npt.NDArray[np.intp]
 
 LITTLE = 0.25  # of the budget: streams with so few rows may all be wrong
 MOST_RAMPS = 6  # looked at, evenly over the network
@@ -45,9 +52,7 @@ def strongest_resemblance(records: Records, *, budget: float) -> float:
     """How many rows are worth one in those named streams that could break the budget by themselves; at least 1."""
     if records.stream is None or records.n_ramps == 0:
         return 1.0
-    order = np.argsort(records.stream, kind="stable")
-    cuts = np.flatnonzero(np.diff(records.stream[order])) + 1
-    runs = [run for run in np.split(order, cuts) if len(run) > 1 and records.stream[run[0]] != 0]
+    runs = [run for run in runs_of(records.stream) if len(run) > 1 and records.stream[run[0]] != 0]
     least = LITTLE * budget * len(records)
     if sum(len(run) for run in runs) < least:
         return 1.0
@@ -71,15 +76,13 @@ class _Rows:
         ramps = np.unique(np.linspace(0, records.n_ramps - 1, min(MOST_RAMPS, records.n_ramps)).astype(int))
         return cls(records.uncertainty[:, ramps], records.losses()[0][:, ramps])
 
-    def compared(self, rows: Rows, begins: npt.NDArray[np.bool_]) -> Floats:
-        """What ``rows`` are compared by, standardized, (rows, kinds); ``begins`` tells the first row of each stream.
+    def compared(self, rows: Rows, begins: Rows) -> Floats:
+        """What ``rows`` are compared by, standardized, (rows, kinds); ``begins`` says which of them begin a stream.
 
         Where nearly all rows are equal they are ones: a single scene, which their own mean would hide.
         """
         loss = self.loss[rows]
-        wrong = loss > 0
-        before = np.concatenate([np.zeros((1, wrong.shape[1]), dtype=np.bool_), wrong[:-1]]) & ~begins[:, None]
-        separate = (wrong & ~before).sum(axis=0)
+        separate = separate_times(loss > 0, begins)
         if np.median(separate) >= SEPARATE:
             values = loss[:, separate >= SEPARATE].astype(np.float64)
         else:
@@ -103,7 +106,7 @@ class _Alike:
     @classmethod
     def of(cls, rows: _Rows, run: Rows) -> _Alike | None:
         """None where not even rows next to each other resemble each other, as in most streams."""
-        values = rows.compared(run, np.arange(len(run)) == 0)
+        values = rows.compared(run, ONE_RUN)
         kinds = values.shape[1]
         if not cls(len(run), np.array([np.vdot(values[1:], values[:-1]) / kinds])).resembles(0, 1, known=1.0):
             return None
@@ -162,12 +165,8 @@ def _passing(rows: _Rows, runs: Sequence[Rows]) -> Iterator[tuple[int, float]]:
         n, squares = int(sizes.sum()), float(sizes @ sizes)
         if n * n < SHORTEST_RUN * squares:
             return
-        first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        begins = np.zeros(n, dtype=np.bool_)
-        begins[first] = True
-        values = rows.compared(np.concatenate(runs), begins)
-        sums = np.add.reduceat(values, first, axis=0)
-        products = float(((sums**2).sum(axis=0) - (values**2).sum(axis=0)).mean()) / 2
+        begins = np.cumsum(sizes) - sizes
+        products = float(products_within(rows.compared(np.concatenate(runs), begins), begins).mean())
         pairs = (squares - n) / 2
         if products >= max(STRONG, SURE / math.sqrt(pairs)) * pairs:
             yield n, 1 + 2 * products / n
