@@ -136,9 +136,14 @@ def scene_rows(kind: Kind, rng: np.random.Generator, weights: Floats, begins: In
 
 def dense(world: World, kind: Kind, rng: np.random.Generator, n: int) -> Records:
     """``n`` requests in a row, each with a label."""
-    even = np.full((1, len(world.records)), 1 / len(world.records))
-    rows, source = scene_rows(kind, rng, even, np.zeros(n, dtype=np.int64))
+    rows, source = even_rows(world, kind, rng, n)
     return replace(world.records.take(rows), time=np.arange(float(n)), stream=source + 1 if kind.named else None)
+
+
+def even_rows(world: World, kind: Kind, rng: np.random.Generator, n: int) -> tuple[Ints, Ints]:
+    """:func:`scene_rows` where every row of the population is as likely at any time."""
+    even = np.full((1, len(world.records)), 1 / len(world.records))
+    return scene_rows(kind, rng, even, np.zeros(n, dtype=np.int64))
 
 
 def tilted(world: World) -> Floats:
@@ -205,8 +210,7 @@ def with_minority(world: World, rng: np.random.Generator, n: int, *, scene: int)
 
 def as_conversations(world: World, kind: Kind, rng: np.random.Generator, n: int) -> Records:
     """Scenes each of which is a stream of its own."""
-    even = np.full((1, len(world.records)), 1 / len(world.records))
-    rows, source = scene_rows(kind, rng, even, np.zeros(n, dtype=np.int64))
+    rows, source = even_rows(world, kind, rng, n)
     each = np.unique(np.stack([source, rows]), axis=1, return_inverse=True)[1].ravel()
     return replace(world.records.take(rows), time=np.arange(float(n)), stream=each.astype(np.int64) + 1)
 
@@ -236,39 +240,37 @@ def certificate(world: World, kind: Kind, seed: int) -> Seen:
     """Whether a certificate is given and breaks the budget; ``value`` is what a label was worth (0: nobody can say)."""
     rng = np.random.default_rng([seed, kind.scene, kind.sources])
     records = day_and_night(world, kind, rng) if kind.cycle else dense(world, kind, rng, kind.labels)
+    return _tuned(world, records, partial(truth, world, kind=kind))
+
+
+def _tuned(world: World, records: Records, disagreement: Callable[[Plan], float]) -> Seen:
+    """What a tuning on records comes to; ``disagreement`` is the true one of a plan."""
     outcome = tune(records, world.request())
-    proven = isinstance(outcome, Proposed)
-    wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET
-    return Seen(wrong, proven, outcome.design_effect or 0.0)
+    wrong = isinstance(outcome, Proposed) and disagreement(outcome.plan) > BUDGET
+    return Seen(wrong, isinstance(outcome, Proposed), outcome.design_effect or 0.0)
 
 
 def ordered(world: World, kind: Kind, seed: int) -> Seen:
     """The same for stretches of a set's own order."""
     records = in_blocks(world, np.random.default_rng(seed), min(FEWEST, len(world.records)))
-    outcome = tune(records, world.request())
-    wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET
-    return Seen(wrong, isinstance(outcome, Proposed), outcome.design_effect or 0.0)
+    return _tuned(world, records, partial(truth, world, kind=kind))
 
 
 def minority(world: World, kind: Kind, seed: int) -> Seen:
     """The same for a few requests from a camera in scenes."""
-    n = max(2_000, 50 * kind.scene)
-    outcome = tune(
-        with_minority(world, np.random.default_rng([seed, kind.scene, 5]), n, scene=kind.scene), world.request()
-    )
-    wrong = False
-    if isinstance(outcome, Proposed):
+    rng, n = np.random.default_rng([seed, kind.scene, 5]), max(2_000, 50 * kind.scene)
+
+    def disagreement(plan: Plan) -> float:
         all_requests = with_minority(world, np.random.default_rng(0), ALARM_LABELS, scene=1)
-        wrong = World(all_requests, world.ramp_ids).served(outcome.plan).wrong.mean() > BUDGET
-    return Seen(bool(wrong), isinstance(outcome, Proposed), outcome.design_effect or 0.0)
+        return float(World(all_requests, world.ramp_ids).served(plan).wrong.mean())
+
+    return _tuned(world, with_minority(world, rng, n, scene=kind.scene), disagreement)
 
 
 def conversation(world: World, kind: Kind, seed: int) -> Seen:
     """The same for scenes that are streams of their own."""
     records = as_conversations(world, kind, np.random.default_rng([seed, kind.scene, 6]), kind.labels)
-    outcome = tune(records, world.request())
-    wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET
-    return Seen(wrong, isinstance(outcome, Proposed), outcome.design_effect or 0.0)
+    return _tuned(world, records, partial(truth, world, kind=kind))
 
 
 def pin(world: World, kind: Kind, seed: int) -> Seen:
@@ -316,10 +318,9 @@ def accepted(world: World, kind: Kind, plan: Plan, rng: np.random.Generator) -> 
 
 def _quiet_and_canary(world: World, kind: Kind, rng: np.random.Generator) -> tuple[Records, int]:
     """Records of a quiet time and of the canary after it, and how many of them are of the former."""
-    even = np.full((1, len(world.records)), 1 / len(world.records))
     parts = []
     for n, rate in ((round(QUIET_RECORDS / QUIET_RATE), QUIET_RATE), (CANARY_AUDITS, 1.0)):
-        rows, source = scene_rows(kind, rng, even, np.zeros(n, dtype=np.int64))
+        rows, source = even_rows(world, kind, rng, n)
         draw = rng.random(n)
         kept = draw < rate
         parts.append((rows[kept], source[kept], draw[kept], np.full(int(kept.sum()), rate)))

@@ -17,7 +17,6 @@ import math
 import random
 import shutil
 import sys
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.demo.embedded import EmbeddedStage
+from bench.demo.picture import number_turns
 from bench.demo.story import Json, StoryError
 from bench.generate.prepared import prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import recorded_answers
@@ -175,14 +175,12 @@ class Teller:
             return None
         return found[number - 1] if found[number - 1].get("status", {}).get("phase") in phases else None
 
-    async def serves_lossy(self) -> bool:
+    async def exits_are_off(self) -> bool:
+        """Whether the model itself answers everybody."""
         status = (await self.stage.service()).get("status", {})
         plans = {o["metadata"]["name"]: o["spec"] for o in self.stage._objects("RampConfig")}
         plan = plans.get(status.get("stableConfig", ""), {})
-        return bool(plan) and (plan["precision"] != "fp32" or bool(plan["ramps"]))
-
-    async def exits_are_off(self) -> bool:
-        return not await self.serves_lossy()
+        return not plan or (plan["precision"] == "fp32" and not plan["ramps"])
 
     def stretch(self, since: float, until: float) -> list[Stream]:
         return [s for s in self.traffic.streams if since <= s.sent < until and not s.error]
@@ -306,25 +304,10 @@ def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
         axis.set_xlim(0, edges[-1] + BIN_SECONDS)
     for axis in axes[:2]:
         axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    _number_turns(fig, axes, [(when - origin, text) for when, text in teller.marks])
+    number_turns(fig, axes, [(when - origin, text) for when, text in teller.marks])
     fig.suptitle(title)
     fig.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(fig)
-
-
-def _number_turns(fig: Any, axes: Sequence[Any], turns: Sequence[tuple[float, str]]) -> None:
-    """A line at each turn of the story, and below the picture what happened."""
-    below = 0.02
-    for i, (when, text) in enumerate(turns):
-        for axis in axes:
-            axis.axvline(when, color="#555555", linewidth=0.8, linestyle=":")
-        near = i and when - turns[i - 1][0] < BIN_SECONDS
-        axes[0].annotate(
-            f"{i + 1}", (when, 1.06 if near else 1.01), xycoords=("data", "axes fraction"), fontsize=9, ha="center"
-        )
-        lines = textwrap.wrap(f"{i + 1}  {when:5.0f} s  {text}", 150, subsequent_indent=" " * 14)
-        fig.text(0.02, -below, "\n".join(lines), fontsize=9, va="top")
-        below += 0.024 * len(lines)
 
 
 def worst_answered(bundle: Path, prompts: Sequence[str], setting: Setting, console: Console) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.load import Reply
 
+NEAR_SECONDS = 5.0  # turns so close to each other: the numbers would lie on each other
 ROLLING = 10  # disagreement is a rare event; show it over this many seconds
 
 
@@ -54,13 +57,24 @@ def draw(replies: Sequence[Reply], marks: Sequence[tuple[float, str]], *, title:
     bottom.set_xlabel("seconds since traffic began")
     bottom.legend(loc="upper right")
     for axis in (top, middle, bottom):
-        for at, _ in marks:
-            axis.axvline(at - origin, color="#888888", linewidth=0.8, linestyle=":")
         axis.margins(x=0)
-    for index, (at, text) in enumerate(marks):
-        top.annotate(f"{index + 1}", (at - origin, 1.01), xycoords=("data", "axes fraction"), fontsize=8, ha="center")
-        fig.text(0.01, -0.02 - 0.022 * index, f"{index + 1}  {at - origin:5.1f} s  {text}", fontsize=8, va="top")
+    number_turns(fig, (top, middle, bottom), [(at - origin, text) for at, text in marks])
     fig.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(fig)
+
+
+def number_turns(fig: Any, axes: Sequence[Any], turns: Sequence[tuple[float, str]]) -> None:
+    """A line at each turn of the story, and below the picture what happened."""
+    below = 0.02
+    for i, (when, text) in enumerate(turns):
+        for axis in axes:
+            axis.axvline(when, color="#555555", linewidth=0.8, linestyle=":")
+        near = i and when - turns[i - 1][0] < NEAR_SECONDS
+        axes[0].annotate(
+            f"{i + 1}", (when, 1.06 if near else 1.01), xycoords=("data", "axes fraction"), fontsize=9, ha="center"
+        )
+        lines = textwrap.wrap(f"{i + 1}  {when:5.0f} s  {text}", 150, subsequent_indent=" " * 14)
+        fig.text(0.02, -below, "\n".join(lines), fontsize=9, va="top")
+        below += 0.024 * len(lines)

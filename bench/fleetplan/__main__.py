@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.arrivals import MissingTraceError
-from bench.fleetplan.forecasts import RECENT, forecasts
+from bench.fleetplan.forecasts import RECENT, forecasts, relative_costs
 from bench.fleetplan.judged import ahead, verdicts
 from bench.fleetplan.pictures import draw
 from bench.fleetplan.replays import replays
@@ -63,9 +63,9 @@ def replay_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """What was known of the past, for people."""
     shown = Table("planned from", f"cost, of the {RECENT}'s", "missed", "worst stretch", title="earlier days")
-    alone = next(row["cost"] for row in rows if row["policy"] == RECENT)
+    costs = relative_costs(rows)
     for row in rows:
-        shown.add_row(row["policy"], f"{row['cost'] / alone:.2f}", f"{row['missed']:.2%}", f"{row['worst']:.2%}")
+        shown.add_row(row["policy"], f"{costs[row['policy']]:.2f}", f"{row['missed']:.2%}", f"{row['worst']:.2%}")
     return shown
 
 

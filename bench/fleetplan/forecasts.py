@@ -6,8 +6,9 @@ other way to buy fewer misses, so that the recent past alone is played with more
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,12 @@ def forecasts(stretches: int, *, hours: float = HOURS) -> list[Forecast]:
             requests = float(sum(task.requests.sum() for task in out.tasks))
             found.setdefault(policy.name, []).append((out.cost, out.missed * requests, requests))
     return [_summed(name, rows) for name, rows in found.items()]
+
+
+def relative_costs(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By policy, against the last hour alone."""
+    costs = {row["policy"]: row["cost"] for row in rows}
+    return {policy: cost / costs[RECENT] for policy, cost in costs.items()}
 
 
 def _summed(name: str, rows: Sequence[tuple[float, float, float]]) -> Forecast:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bench.fleetplan.forecasts import RECENT
+from bench.fleetplan.forecasts import RECENT, relative_costs
 from bench.fleetplan.judged import COST_GOAL, KEPT_GOAL, ahead, verdicts
 from bench.fleetplan.runs import LARGEST, MOST_MISSED, OURS
 from bench.fleetplan.scenes import SCENES
@@ -65,7 +65,7 @@ def section(results: Results, links: dict[str, str]) -> list[str]:
     for name, (says, _) in SCENES.items():
         scene = found.get("scenes", {}).get(name)
         lines += [f"### {says}", "", *table(HEAD, _rows(scene["rows"]) if scene else [])]
-        lines += measured_line(words(scene["measured"])) if scene else []
+        lines += _when(scene)
         if f"fleetplan-{name}" in links:
             lines += [f"![cost, misses and disagreement over time, {name}]({links[f'fleetplan-{name}']})", ""]
     return [*lines, *_replays(found.get("replays")), *_forecasts(found.get("forecasts"))]
@@ -107,22 +107,32 @@ def _replays(found: dict[str, Any] | None) -> list[str]:
         ]
         for row in (found or {"rows": []})["rows"]
     ]
-    lines += table(["policy", "budget kept", "cost", "missed", "disagreement, mean / worst"], body)
-    return [*lines, *(measured_line(words(found["measured"])) if found else [])]
+    return [
+        *lines,
+        *table(["policy", "budget kept", "cost", "missed", "disagreement, mean / worst"], body),
+        *_when(found),
+    ]
 
 
 def _forecasts(found: dict[str, Any] | None) -> list[str]:
     lines = [
         "*Earlier days.* Twitter again, stretches of three hours spread over two weeks and over the day, each after "
-        "seven days of the trace. The operator keeps windows of the last hour, and of earlier days the highest rate of "
-        "each five minutes. More room to spare is the other way to miss less.",
+        "seven days of the trace. The operator keeps windows of the last hour, and of earlier days the second highest "
+        "rate of each five minutes. More room to spare is the other way to miss less.",
         "",
     ]
     rows = (found or {"rows": []})["rows"]
-    alone = next((row["cost"] for row in rows if row["policy"] == RECENT), 1.0)
+    costs = relative_costs(rows)
     body = [
-        [row["policy"], f"{row['cost'] / alone:.2f}", percent(row["missed"], 2), percent(row["worst"], 2)]
+        [row["policy"], f"{costs[row['policy']]:.2f}", percent(row["missed"], 2), percent(row["worst"], 2)]
         for row in rows
     ]
-    lines += table(["planned from", f"cost, of the {RECENT}'s", "missed", "in the worst stretch"], body)
-    return [*lines, *(measured_line(words(found["measured"])) if found else [])]
+    return [
+        *lines,
+        *table(["planned from", f"cost, of the {RECENT}'s", "missed", "in the worst stretch"], body),
+        *_when(found),
+    ]
+
+
+def _when(found: dict[str, Any] | None) -> list[str]:
+    return measured_line(words(found["measured"])) if found else []

@@ -17,7 +17,7 @@ from bench.report.fleetplan import goals, section
 from bench.report.results import MISSING, Results
 
 from offramp_core.fleet import usual_rate
-from offramp_lab.fleet import Task, simulate
+from offramp_lab.fleet import Counts, Task, simulate
 
 
 def row(policy: str, cost: float, missed: float) -> dict[str, Any]:
@@ -49,6 +49,18 @@ def test_a_single_variant_that_misses_too_much_is_no_rival_in_cost() -> None:
     assert not all(verdicts([row(OURS, 1.5, 0.004), rows[1]]).values())
 
 
+def minilm(*, counts: Counts, past: Counts) -> Task:
+    """A service whose requests of each second are given."""
+    return Task(
+        name="one",
+        latency_seconds=MINILM.latency_seconds,
+        max_disagreement=BUDGET,
+        menu=menu(MINILM),
+        counts=counts,
+        past=past,
+    )
+
+
 def test_a_certificate_is_a_test_at_its_part_of_the_allowance_and_no_share() -> None:
     assert shown_by_certificate(10, 4000, 4) == 10 / 4000
     assert shown_by_certificate(38, 4000, 4) == 1.0
@@ -56,14 +68,7 @@ def test_a_certificate_is_a_test_at_its_part_of_the_allowance_and_no_share() -> 
 
 @pytest.mark.slow
 def test_every_plan_of_the_menu_is_faster_in_larger_batches_and_the_bold_one_is_never_certified() -> None:
-    task = Task(
-        name="one",
-        latency_seconds=MINILM.latency_seconds,
-        max_disagreement=BUDGET,
-        menu=menu(MINILM),
-        counts=np.full(60, 300),
-        past=np.full(150, 300),
-    )
+    task = minilm(counts=np.full(60, 300), past=np.full(150, 300))
     for plan in MINILM.plans:
         for pool in ("core", "quad", "gpu"):
             rates = [m.column.worker_rate for m in task.menu if (m.column.key.plan, m.column.key.pool) == (plan, pool)]
@@ -96,13 +101,6 @@ def test_without_results_all_of_it_is_missing(tmp_path: Path) -> None:
 def test_what_an_operator_remembers_of_a_trace_is_what_came_at_that_time() -> None:
     past = np.full(3 * 86_400, 20)
     past.reshape(3, 86_400)[:, :60] = 900  # a minute of each day, in which the trace begins as well
-    task = Task(
-        name="one",
-        latency_seconds=MINILM.latency_seconds,
-        max_disagreement=BUDGET,
-        menu=menu(MINILM),
-        counts=np.full(60, 20),
-        past=past,
-    )
+    task = minilm(counts=np.full(60, 20), past=past)
     usual = [usual_rate(remembered(task), now=now, lead_seconds=30.0) for now in (0.0, 43_200.0)]
     assert usual[0].rate > 500.0 and usual[1].rate < 25.0

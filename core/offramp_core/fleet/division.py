@@ -16,6 +16,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from offramp_core.fleet.exact import PARTS, SPARE_PART
 from offramp_core.fleet.parts import refuse_twice
@@ -76,7 +77,7 @@ def divide(claims: Sequence[Claim], room: int) -> dict[str, int]:
     _give(claims, counts, room, limit=lambda claim: min(claim.present, int(claim.answers), claim.most), value=worth)
     _give(claims, counts, room, limit=lambda claim: min(claim.least, claim.most), value=worth)
     _give(claims, counts, room, limit=lambda claim: min(int(claim.answers), claim.most), value=worth)
-    _give(claims, counts, room, limit=lambda claim: claim.most, value=_worth_of_next_asked, above=WORTHLESS)
+    _give(claims, counts, room, limit=lambda claim: claim.most, value=partial(worth, asked_only=True), above=WORTHLESS)
     _give(claims, counts, room, limit=lambda claim: claim.most, value=worth, above=WORTHLESS)
     _give(claims, counts, room, limit=lambda claim: claim.most, value=saving)
     return counts
@@ -104,12 +105,8 @@ def _give(
             heapq.heappush(waiting, (-value(claim, count + 1), count + 1, name))
 
 
-def _worth_of_next(claim: Claim, count: int) -> float:
-    return claim.worth(count + 1) - claim.worth(count)
-
-
-def _worth_of_next_asked(claim: Claim, count: int) -> float:
-    return claim.worth(count + 1, asked_only=True) - claim.worth(count, asked_only=True)
+def _worth_of_next(claim: Claim, count: int, *, asked_only: bool = False) -> float:
+    return claim.worth(count + 1, asked_only=asked_only) - claim.worth(count, asked_only=asked_only)
 
 
 def _saving(claim: Claim, _: int) -> float:
