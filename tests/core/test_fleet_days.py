@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offramp_core.control.codec import from_json, to_json
@@ -161,6 +161,7 @@ def test_a_rise_counts_whole_and_never_lowers(recent: float, usual: float) -> No
 
 
 @given(st.lists(st.floats(0.9, 1.1), min_size=2), st.floats(1.0, 1e5), st.floats(1.0, 3.0))
+@example([0.90625, 1.09375, 0.90625], 19.0, 1.1875)
 def test_what_is_planned_for_does_not_go_to_and_fro(noise: list[float], rate: float, more: float) -> None:
     usual, begun, turns = Usual(rate * more, 3), False, 0
     for part in noise:
