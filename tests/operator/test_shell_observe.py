@@ -24,7 +24,7 @@ from stub_worker import COSTS, DIGEST_A, DIGEST_B, StubWorker, block, state
 
 from offramp_operator.local.records import load_pools, save_pool
 from offramp_operator.shell import observe, wire
-from offramp_operator.shell.observe import SECONDS_UNTIL_SILENT, Observer
+from offramp_operator.shell.observe import MOST_REFUSED, SECONDS_UNTIL_SILENT, Observer
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.record_pool import RampSetKey
 from offramp_operator.shell.signing import SigningKey
@@ -534,16 +534,34 @@ def test_windows_of_a_service_that_rests_are_kept_as_well(spawn: Callable[[str],
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("then", [10**12, 3], ids=["more than its time allows", "backwards"])
-def test_a_worker_whose_refusals_cannot_be_is_not_believed(spawn: Callable[[str], StubWorker], then: int) -> None:
+def test_a_worker_whose_refusals_go_backwards_is_not_believed(spawn: Callable[[str], StubWorker]) -> None:
     async def story() -> None:
         a = spawn("a")
         async with bench() as made:
             a.refused = 500
             await made.pull(a)
-            a.refused, a.now = then, a.now + 10.0
+            a.refused, a.now = 3, a.now + 10.0
             seen = await made.pull(a)
             assert "refused" in seen.workers[0].distrusted and seen.load.peak_rate == 0.0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("rows", [2_600_000, 10**12], ids=["a flood of large requests", "no such flood"])
+def test_a_flood_of_refused_rows_counts_up_to_a_bound_and_costs_no_trust(
+    spawn: Callable[[str], StubWorker], rows: int
+) -> None:
+    """A worker that is flooded with requests of a thousand rows refused 260,000 rows in a second, and was not believed:
+    its plan fell in the moment of the greatest load."""
+
+    async def story() -> None:
+        a = spawn("a")
+        async with bench() as made:
+            await made.pull(a)
+            a.refused, a.now = rows, a.now + 10.0
+            seen = await made.pull(a)
+            assert not seen.workers[0].distrusted
+            assert seen.load.peak_rate == pytest.approx(MOST_REFUSED * 11 / 10)
 
     asyncio.run(story())
 

@@ -45,7 +45,9 @@ SECONDS_UNTIL_SILENT = 10.0
 SUSPECT_SECONDS = 0.25  # a pass waits so long for workers whose last pull failed
 LOAD_WINDOW_SECONDS = 10.0
 MOST_WINDOWS = 360  # an hour of them
-MOST_REFUSED = 100_000  # requests that one worker can refuse in a second
+# Rows that one worker refuses in a second count up to this. A flood of requests of a thousand rows each goes beyond it;
+# what it asks for is the most workers either way.
+MOST_REFUSED = 100_000
 PULLS_AT_ONCE = 128  # over all services; a deadline counts from when a pull begins
 MAX_MORE_SETS = 4  # twice what a worker holds
 KEEP_ALIVE_SECONDS = (
@@ -465,22 +467,13 @@ def _judge(seen: _Seen, endpoint: WorkerEndpoint, now: Observations) -> None:
     why = impossible(_all_counts(now), newest_epoch=None, plans={}, measured=now.plans)
     if not why and went_backwards(before, now.counts):
         why = "its counts went backwards"
-    if not why and same and seen.observations is not None:
-        why = _impossible_refused(seen.observations, now)
+    if not why and same and seen.observations is not None and now.refused < seen.observations.refused:
+        why = "the requests that it refused went backwards"
     if why:
         seen.liar, seen.distrusted = now.boot_id, why
         seen.work.clear()
         message = f"{endpoint.name} is not believed until it restarts: {why}"
         log_event("worker-distrusted", message, level=logging.WARNING, worker=endpoint.name)
-
-
-def _impossible_refused(before: Observations, now: Observations) -> str:
-    """Why one process cannot have refused as many requests as it says; empty where it can."""
-    more = now.refused - before.refused
-    if more < 0:
-        return "the requests that it refused went backwards"
-    seconds = max(0.0, now.now - before.now) + 1.0  # its answer takes some time
-    return "it refused more requests than its time allows" if more > MOST_REFUSED * seconds else ""
 
 
 # --- pooled figures --------------------------------------------------------------------------------
@@ -505,13 +498,19 @@ def _account(seen: _Seen, now: Observations) -> None:
             last = before.get((count.epoch, count.arm))
             requests += max(0, count.requests - (last.requests if last else 0))
             busy += max(0.0, count.busy_seconds - (last.busy_seconds if last else 0.0))
-        latest = seen.observations
-        refused = now.refused - latest.refused if latest is not None and latest.boot_id == now.boot_id else 0
-        came += requests - answered + max(0, refused)
+        came += requests - answered + _refused(seen.observations, now)
     if seen.work and now.now <= seen.work[-1].at:
         seen.work[-1] = _Work(seen.work[-1].at, requests, busy, came)
     else:
         _note_work(seen, _Work(now.now, requests, busy, came))
+
+
+def _refused(before: Observations | None, now: Observations) -> float:
+    """Rows that one process refused since the last pull, as far as they count."""
+    if before is None or before.boot_id != now.boot_id:
+        return 0.0
+    seconds = max(0.0, now.now - before.now) + 1.0  # its answer takes some time
+    return min(max(0, now.refused - before.refused), MOST_REFUSED * seconds)
 
 
 def _note_work(seen: _Seen, work: _Work) -> None:
