@@ -4,6 +4,7 @@
 | part | question |
 |---|---|
 | scenes | how often is a certificate wrong where cameras show scenes, by their length and how many take turns |
+| attempts | the same of the first certificate that the tuner comes to, attempt by attempt from the first labels on |
 | cycles | the same where days are busy and hard, nights quiet and easy, and audits are fewer by day |
 | orders | the same in the real order of recorded sets: frames of a road, reviews as they stand in their files |
 | pins | how often is a plan at twice the budget accepted by its canary's audits |
@@ -47,12 +48,13 @@ from offramp_core.control.objects import ArmTally, BothArms, TuningStatus
 from offramp_core.control.rollouts.gates import GateInput, acceptance, accuracy
 from offramp_core.control.snapshot import Load
 from offramp_core.control.stable.audit import eager_rate, measured_clustering, records_for_scenes, worth_one
+from offramp_core.control.tuning.tuner import first_attempt_labels, remeasured_at
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence import detector
 from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
 from offramp_core.records import Records
-from offramp_core.tuning import Proposed, tune
+from offramp_core.tuning import NeedsLabels, Proposed, tune
 
 Json = dict[str, Any]
 Ints = npt.NDArray[np.int64]
@@ -250,6 +252,24 @@ def _tuned(world: World, records: Records, disagreement: Callable[[Plan], float]
     return Seen(wrong, isinstance(outcome, Proposed), outcome.design_effect or 0.0)
 
 
+def attempts(world: World, kind: Kind, seed: int) -> Seen:
+    """Whether the first certificate that the tuner comes to breaks the budget; ``value`` is after how many labels."""
+    records = dense(world, kind, np.random.default_rng([seed, kind.scene, kind.sources, 7]), MOST)
+    n, tests, consumed = first_attempt_labels(BUDGET), 0, None
+    while n <= MOST:
+        request = replace(world.request(), test_index=tests + 1, consumed_through=consumed)
+        outcome = tune(records.take(slice(0, n)), request)
+        if not isinstance(outcome, NeedsLabels):
+            wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET
+            return Seen(wrong, isinstance(outcome, Proposed), n)
+        used = 0 if consumed is None else round(consumed) + 1
+        tests += outcome.tests_run
+        if outcome.records_through is not None:
+            consumed, used = outcome.records_through, n
+        n = used + (remeasured_at(outcome, labels=n - used) or outcome.needed)
+    return Seen(False, False, MOST)
+
+
 def ordered(world: World, kind: Kind, seed: int) -> Seen:
     """The same for stretches of a set's own order."""
     records = in_blocks(world, np.random.default_rng(seed), min(FEWEST, len(world.records)))
@@ -409,6 +429,7 @@ class Part:
 
 PARTS = (
     Part("scenes", certificate, kinds(), "certificates over budget", 0.05),
+    Part("attempts", attempts, kinds(), "first certificates over budget", 0.05),
     Part("cycles", certificate, kinds(cycle=True), "certificates over budget", 0.05),
     Part("orders", ordered, (Kind(1, 1),), "certificates over budget", 0.05, ORDERS),
     Part("pins", pin, kinds(), "pins at twice the budget accepted", 0.05),

@@ -250,6 +250,23 @@ class TestAFewRequestsInScenes:
         seen = dependence(mixed, budget=BUDGET)
         assert seen is not None and seen.design_effect >= 40
 
+    @pytest.mark.parametrize(("n", "rows"), [(2000, 10), (2000, 19), (5000, 19)])
+    def test_cameras_that_show_one_scene_each_are_compared_with_each_other(self, n: int, rows: int) -> None:
+        """8 of 60 certificates broke the budget: a stream of 10 to 19 rows was compared with nothing."""
+        rng = np.random.default_rng(1)
+        cameras = round(0.05 * n / rows)
+        records = POOL.take(rng.integers(0, len(POOL), n))
+        mine = np.sort(rng.choice(n, cameras * rows, replace=False))
+        camera = np.concatenate([rng.permutation(cameras) for _ in range(rows)])
+        uncertainty, agrees = records.uncertainty.copy(), records.agrees.copy()
+        uncertainty[mine] = rng.uniform(0.0005, 0.002, (cameras, records.n_ramps)).round(6)[camera]
+        agrees[mine] = True
+        stream = np.zeros(n, dtype=np.int64)
+        stream[mine] = camera + 1
+        still = replace(records, uncertainty=uncertainty, agrees=agrees, time=np.arange(float(n)), stream=stream)
+        seen = dependence(still, budget=BUDGET)
+        assert seen is not None and seen.design_effect == pytest.approx(rows, rel=0.1)
+
     @pytest.mark.parametrize(("n", "streams"), [(300, 8), (2000, 1), (2000, 64), (2000, 700), (10_000, 64)])
     def test_names_cost_independent_requests_nothing(self, n: int, streams: int) -> None:
         effects = []

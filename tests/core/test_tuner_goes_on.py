@@ -12,7 +12,7 @@ from offramp_core import tuning
 from offramp_core.certify import allowance
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import RecordStore
-from offramp_core.control.tuning.tuner import MOST_LABELS, Tuned, TunerView, labels_awaited, tune_or_wait
+from offramp_core.control.tuning.tuner import MOST_LABELS, Tuned, TunerView, after_alarm, labels_awaited, tune_or_wait
 from offramp_core.records import Records
 from offramp_core.tuning import NeedsLabels
 
@@ -120,6 +120,53 @@ def test_where_mistakes_come_together_too_far_the_streams_are_asked_for() -> Non
     told = tune_or_wait(replace(before, status=status, snapshot=replace(before.snapshot, tuning_outcome=outcome)))
     assert told.status.state == "CollectingLabels"
     assert "name the streams" in told.status.message
+
+
+def told_of(fleet: Fleet, outcome: NeedsLabels, status: TuningStatus, *, fresh: int) -> tuple[TunerView, Tuned]:
+    before = view(fleet, rows=fresh + 10, fresh=fresh, status=status)
+    own = replace(before.status, requested_for=before.objective)
+    now = replace(before, status=own)
+    return now, tune_or_wait(replace(now, snapshot=replace(now.snapshot, tuning_outcome=outcome)))
+
+
+def test_what_few_labels_seem_worth_is_measured_again_before_a_proof_would_take_that_many() -> None:
+    """The light changed once within the first labels of a camera: 880 of them seemed to be worth one, and nobody ever
+    looked again."""
+    fleet = settled()
+    outcome = NeedsLabels(1_000, 600_000, design_effect=880.0)
+    now, told = told_of(fleet, outcome, TuningStatus(), fresh=1_000)
+    assert told.status.state == "Idle" and "measured again at 2000" in told.status.message
+    waiting = replace(now, status=replace(told.status, consumed_through_at=now.status.consumed_through_at))
+    assert not asked(tune_or_wait(waiting))
+    more = view(fleet, rows=2_100, fresh=2_050, status=told.status)
+    assert asked(tune_or_wait(more))
+
+
+def test_an_alarm_and_another_objective_end_what_labels_seemed_to_be_worth() -> None:
+    fleet = settled()
+    hopeless = TuningStatus(design_effect=880.0, labels_needed=2_000, remeasure_at=2_000, requested_for="another")
+    now = view(fleet, rows=2_000, fresh=1_500, status=hopeless)
+    alarmed = after_alarm(replace(now.status, requested_for=now.objective), now=0.0)
+    assert asked(tune_or_wait(now)) and asked(tune_or_wait(replace(now, status=alarmed)))
+
+
+@pytest.mark.parametrize("effect", [None, 20.0])
+def test_a_tuning_that_cannot_say_what_labels_are_worth_is_not_begun_again_at_once(effect: float | None) -> None:
+    """From 2,780 labels on one followed the other in every pass."""
+    fleet = settled()
+    now, told = told_of(fleet, NeedsLabels(3_000, 14_000, design_effect=effect), TuningStatus(), fresh=3_000)
+    status = replace(told.status, consumed_through_at=now.status.consumed_through_at)
+    assert not asked(tune_or_wait(replace(now, status=status)))
+    assert status.labels_needed == status.remeasure_at == 6_000
+
+
+def test_with_as_many_labels_as_are_ever_kept_it_is_measured_again_once_a_day() -> None:
+    fleet = settled()
+    now, told = told_of(fleet, NeedsLabels(MOST_LABELS, 600_000, design_effect=880.0), TuningStatus(), fresh=2_000)
+    assert told.status.state == "Idle" and "at most 200000 are kept" in told.status.message
+    later = replace(now, status=replace(told.status, consumed_through_at=now.status.consumed_through_at))
+    assert not asked(tune_or_wait(later))
+    assert asked(tune_or_wait(replace(later, now=now.now + 86_401)))
 
 
 def test_a_few_rows_of_a_quiet_while_do_not_thin_out_those_of_an_eager_one() -> None:

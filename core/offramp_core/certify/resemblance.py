@@ -59,8 +59,9 @@ def strongest_resemblance(records: Records, *, budget: float) -> float:
     rows = _Rows.of(records)
     own = [one for run in runs if len(run) >= FEWEST_OWN and (one := _Alike.of(rows, run)) is not None]
     found = [length for n, length in _scenes(own) if n >= least]
-    passing = [run for run in runs if run[-1] - run[0] < LASTING * len(records)]
-    found.extend(length for n, length in _passing(rows, passing) if n >= least)
+    passing = [run for run in runs if len(run) >= FEWEST_OWN and run[-1] - run[0] < LASTING * len(records)]
+    passing.extend(_short(runs))
+    found.extend(length for n, length in (*_passing(rows, passing), *_alone(runs)) if n >= least)
     return max([1.0, *found])
 
 
@@ -171,6 +172,21 @@ def _passing(rows: _Rows, runs: Sequence[Rows]) -> Iterator[tuple[int, float]]:
         if products >= max(STRONG, SURE / math.sqrt(pairs)) * pairs:
             yield n, 1 + 2 * products / n
         least *= 2
+
+
+def _short(runs: Sequence[Rows]) -> Sequence[Rows]:
+    """Streams that are too short to be compared with themselves; with the next longer ones, where it takes these to
+    compare them with each other."""
+    by_length = sorted(runs, key=len)
+    short = sum(len(run) < FEWEST_OWN for run in runs)
+    return by_length[: max(short, SHORTEST_RUN)] if short else ()
+
+
+def _alone(runs: Sequence[Rows]) -> Iterator[tuple[int, float]]:
+    """The same of short streams where there are too few to compare them with: each may be one scene."""
+    sizes = [len(run) for run in runs if len(run) < FEWEST_OWN]
+    if sizes and len(runs) < SHORTEST_RUN:
+        yield sum(sizes), sum(size * size for size in sizes) / sum(sizes)
 
 
 def _ranks(values: npt.NDArray[np.float32]) -> tuple[Floats, npt.NDArray[np.bool_]]:

@@ -402,7 +402,7 @@ class Observer:
 
 
 def _rows_to_keep(memory: _ServiceMemory, *, services: int, n_ramps: int) -> int:
-    collecting = memory.tuning.state in COLLECTING_STATES
+    collecting = memory.tuning.state in COLLECTING_STATES or memory.tuning.remeasure_at > 0
     whole = rows_for(memory.tuning.labels_needed if collecting else 0)
     return whole if collecting or memory.earning else rows_each(services, n_ramps=n_ramps)
 

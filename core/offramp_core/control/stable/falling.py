@@ -190,7 +190,7 @@ def _fallen(seen: Seen, draft: Draft, fall: Fall) -> Draft:
         return replace(draft, tuning=tuning, withdrawn=(Withdrawn(fallen.name, fall.reason, fall.message),))
     tuning = replace(draft.tuning, tuned_for="", next_attempt_at=None)
     if fall.set_is_gone:
-        tuning, sets = replace(tuning, labels_needed=0), replace(draft.ramp_sets, current="")
+        tuning, sets = replace(tuning, labels_needed=0, remeasure_at=0), replace(draft.ramp_sets, current="")
         return replace(draft, tuning=tuning, ramp_sets=sets)
     return replace(draft, tuning=tuning)
 

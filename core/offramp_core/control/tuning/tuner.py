@@ -46,6 +46,8 @@ _MIN_LABELS, _MAX_LABELS = 300, 5000
 # Budgets beyond a tenth, as whole answers have, are decided by fewer.
 _LABELS_PER_LARGE_BUDGET, _FEWEST_LABELS = 30, 100
 MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
+REMEASURE_GROWTH = 2  # times as many labels, until it is measured again what one is worth
+REMEASURE_SECONDS = 86_400.0  # the same where as many are there as are ever waited for
 # Times what a test for everybody is worth, that may be waited for so that tiers are tested as well: one at a sixth of
 # the budget comes with the first plan, one that is stricter where traffic brings its labels anyway.
 MENU_PATIENCE = 8
@@ -143,10 +145,8 @@ def tune_or_wait(view: TunerView) -> Tuned:
         return _come_back(view)
     needed = labels_awaited(view)
     if view.snapshot.observed.records is None or labels < needed:
-        waiting = (
-            _hopeless(view, needed=needed) if needed > MOST_LABELS else _collecting(view, labels=labels, needed=needed)
-        )
-        return Tuned(waiting)
+        wait = _hopeless if max(needed, _worth(view)) > MOST_LABELS else _collecting
+        return Tuned(wait(view, labels=labels, needed=needed))
     begun = replace(
         status, state=Reason.TUNING, labels=labels, requested_for=view.objective, message="searching and certifying"
     )
@@ -172,15 +172,31 @@ def labels_awaited(view: TunerView) -> int:
     """Fresh labels that the next attempt waits for: computed anew in every pass, since budget, tests and what labels
     are worth change.
 
-    What the last attempt for the same objective asked for counts as well, within reason.
+    What the last attempt for the same objective asked for counts as well, within reason. What few labels seemed to be
+    worth is measured again before there are as many as a certificate would take: it may have been their change.
     """
     status, spec = view.status, view.snapshot.service.spec
-    level = allowance(1 - spec.confidence, status.tests_run + 1)
-    worth = math.ceil(status.design_effect * testable_labels(spec.max_disagreement, level))
-    menu = _menu_labels(view) if menu_is_new(view) else 0
-    asked = status.labels_needed if status.requested_for == view.objective else 0
     first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
+    same = status.requested_for == view.objective
+    if same and status.remeasure_at:
+        return max(first, status.remeasure_at)
+    worth = _worth(view)
+    if worth > MOST_LABELS:  # so little were labels worth before an alarm, or for another objective
+        worth = _testable(view)
+    menu = _menu_labels(view) if menu_is_new(view) else 0
+    asked = status.labels_needed if same else 0
     return max(first, worth, min(asked, _PATIENCE * worth), min(menu, MENU_PATIENCE * worth))
+
+
+def _testable(view: TunerView) -> int:
+    """Independent labels that the next test is worth."""
+    spec = view.snapshot.service.spec
+    return testable_labels(spec.max_disagreement, allowance(1 - spec.confidence, view.status.tests_run + 1))
+
+
+def _worth(view: TunerView) -> int:
+    """Labels that the next test is worth, as far as the last attempt could tell."""
+    return math.ceil(view.status.design_effect * _testable(view))
 
 
 def menu_is_new(view: TunerView) -> bool:
@@ -210,16 +226,23 @@ def first_attempt_labels(budget: float) -> int:
     return min(_MAX_LABELS, max(fewest, math.ceil(_LABELS_PER_BUDGET / budget)))
 
 
-def _hopeless(view: TunerView, *, needed: int) -> TuningStatus:
-    """No sample that is ever kept proves such a budget: nothing is waited for, and audits stay few."""
-    budget = view.snapshot.service.spec.max_disagreement
-    worth = f", as {view.status.design_effect:.1f} of them are worth one" if view.status.design_effect > 1 else ""
-    message = (
-        f"a certificate for a budget of {budget:.4%} takes about {needed} labels{worth}; at most {MOST_LABELS} are "
-        "kept. "
+def _hopeless(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
+    """No sample that is ever kept proves such a budget, as far as one can tell: audits stay few."""
+    shown = labels - labels % LABELS_STEP
+    return replace(
+        view.status, state=Reason.IDLE, labels=shown, labels_needed=needed, message=_too_many(view, needed=needed)
+    )
+
+
+def _too_many(view: TunerView, *, needed: int) -> str:
+    effect, budget = view.status.design_effect, view.snapshot.service.spec.max_disagreement
+    worth = f", as {effect:.1f} of them are worth one" if effect > 1 else ""
+    again = f"; measured again at {needed}" if needed < MOST_LABELS else ""
+    return (
+        f"a certificate for a budget of {budget:.4%} takes about {max(needed, _worth(view))} labels{worth}; at most "
+        f"{MOST_LABELS} are kept{again}. "
         "Raise maxDisagreement, or name the streams of requests that resemble each other"
     )
-    return replace(view.status, state=Reason.IDLE, labels=0, labels_needed=needed, message=message)
 
 
 def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
@@ -228,6 +251,8 @@ def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
         return status
     message = f"{shown} of {needed} labels"
+    if needed < _worth(view):
+        message += f", when it is measured again whether {status.design_effect:.1f} are worth one"
     store = view.snapshot.observed.records
     if store is not None and store.records.time is not None and shown > 0 and needed > shown:
         seconds = max(0.0, view.now - float(store.records.time[-LABELS_STEP])) / LABELS_STEP * (needed - shown)
@@ -406,12 +431,14 @@ def _outcome_digested(view: TunerView) -> Tuned:
             f"records; {view.snapshot.service.spec.off_now}"
         )
     if isinstance(outcome, NeedsLabels):
-        message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
-        waiting = replace(
-            status, state=Reason.COLLECTING_LABELS, labels=outcome.n, labels_needed=outcome.needed, message=message
-        )
-        return Tuned(waiting, stable_over_budget=over)
-    status = replace(status, labels_needed=0, next_attempt_at=view.now + _pause(view), tuned_for=view.objective)
+        return Tuned(_more_labels(replace(view, status=status), outcome), stable_over_budget=over)
+    status = replace(
+        status,
+        labels_needed=0,
+        remeasure_at=0,
+        next_attempt_at=view.now + _pause(view),
+        tuned_for=view.objective,
+    )
     if view.asks_to_tune:
         status = replace(status, handled_request=view.request)
     if isinstance(outcome, NoGain):
@@ -430,6 +457,45 @@ def _outcome_digested(view: TunerView) -> Tuned:
             withdraw=withdraw,
         )
     return replace(_propose(view, status, outcome), stable_over_budget=over)
+
+
+def remeasured_at(outcome: NeedsLabels, *, labels: int) -> int:
+    """Labels at which the next attempt is made after one that ran no test, of so many ``labels``; 0 after one that
+    did."""
+    if outcome.tests_run:
+        return 0
+    return min(outcome.needed, REMEASURE_GROWTH * max(outcome.n, labels), MOST_LABELS)
+
+
+def _more_labels(view: TunerView, outcome: NeedsLabels) -> TuningStatus:
+    """Wait for as many as a test is worth; where none was run, at most for twice as many as there are."""
+    status = view.status
+    if outcome.n >= MOST_LABELS:
+        return replace(
+            status,
+            state=Reason.IDLE,
+            labels=outcome.n,
+            labels_needed=0,
+            remeasure_at=0,
+            next_attempt_at=view.now + REMEASURE_SECONDS,
+            tuned_for=view.objective,
+            handled_request=view.request if view.asks_to_tune else status.handled_request,
+            message=_too_many(view, needed=outcome.needed),
+        )
+    again = remeasured_at(outcome, labels=status.labels)
+    needed = again or outcome.needed
+    hopeless = _worth(view) > MOST_LABELS
+    message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
+    if needed < outcome.needed:
+        message += f"; measured again at {needed}"
+    return replace(
+        status,
+        state=Reason.IDLE if hopeless else Reason.COLLECTING_LABELS,
+        labels=outcome.n,
+        labels_needed=needed,
+        remeasure_at=again,
+        message=_too_many(view, needed=needed) if hopeless else message,
+    )
 
 
 def _pause(view: TunerView) -> float:
@@ -516,7 +582,7 @@ def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) ->
 
 def after_alarm(status: TuningStatus, *, now: float) -> TuningStatus:
     """The inputs changed: what was recorded before says nothing about what comes now."""
-    return replace(status, records_since_at=now, tuned_for="", next_attempt_at=None, labels_needed=0)
+    return replace(status, records_since_at=now, tuned_for="", next_attempt_at=None, labels_needed=0, remeasure_at=0)
 
 
 def after_rollback(status: TuningStatus, *, reason: MaybeReason, cooldown: float, now: float) -> TuningStatus:
