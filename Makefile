@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 export OFFRAMP_DATA ?= ../shared/data
 # Many processes are started here: each would compile again what it imports (the operator's start takes twice as long).
 unexport PYTHONDONTWRITEBYTECODE
+CHECKS := check-types check-generated check-style check-imports check-site
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check gen sbom docs test-fast test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-cluster bench soak soak-control clean
+.PHONY: help setup fmt check $(CHECKS) gen sbom docs test-fast test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-cluster bench soak soak-control clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -27,11 +28,22 @@ fmt: setup ## Format the code
 	@$(BIN)/ruff format $(CODE); $(BIN)/ruff check --fix $(CODE)
 
 check: setup ## Lint, strict types, import rules, generated files in step
+	@$(MAKE) --no-print-directory --jobs=$$(nproc) --output-sync=target $(CHECKS)
+
+check-types:
+	@$(BIN)/mypy --no-error-summary
+
+check-style:
 	@$(BIN)/ruff format --check --quiet $(CODE)
 	@$(BIN)/ruff check --quiet $(CODE)
-	@$(BIN)/mypy --no-error-summary
+
+check-imports:
 	@$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
+
+check-generated:
 	@scripts/gen --check
+
+check-site:
 	@$(BIN)/python -m website.build
 
 gen: setup ## Write generated files: chart's CRDs, install manifest, lock file

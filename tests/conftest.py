@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx._transports import default as httpx_transports
 from hypothesis import HealthCheck, settings
 from tests.needed import leave_out
 from xdist.scheduler import LoadScopeScheduling
@@ -23,6 +25,9 @@ settings.register_profile(
 # The inner loop tries fewer; `make test` tries all.
 settings.register_profile("fast", settings.get_profile("offramp"), max_examples=25)
 settings.load_profile("offramp")
+# A client of httpx reads whom it trusts from a file, which takes 30 ms of computing. Nearly all of these speak plain
+# HTTP to a process of this machine: it is read once.
+httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)  # type: ignore[attr-defined]
 
 HERE = Path(__file__).parent
 # Files whose tests share what is dear to make (an API server, a browser, services in many states, the parsed product,
@@ -43,22 +48,45 @@ PROGRAMS = (
     "e2e/test_embedded_dashboards.py",
     "worker/test_fetch_s3.py",
 )
-# Tests that compute for long and do nothing else: no process of theirs has a deadline, and none times anything that a
-# neighbor could slow down. They and simulations run beside the cluster's tests, which mostly wait.
+# Tests that only compute: no process of theirs has a deadline that load could break, and none times anything that a
+# neighbor could slow down. They and simulations take what others leave, at the lowest priority.
 COMPUTES = (
+    "bench/test_foreign.py",
     "bench/test_fuzz_files.py",
+    "bench/test_labels.py",
+    "bench/test_record_",
+    "chart/",
+    "cli/test_d",
+    "cli/test_lint.py",
+    "cli/test_plan.py",
+    "cli/test_replay_command.py",
+    "cli/test_savings.py",
+    "cli/test_show.py",
+    "cli/test_verify.py",
+    "core/",
+    "docs/test_blocks.py",
+    "docs/test_site.py",
     "docs/test_tutorial.py::test_the_first_block",
-    "worker/test_prepare_bundle.py",
-    "worker/test_prepare_family_bundles.py::test_a_family_becomes",
-    "worker/test_prepare_halves.py",
-    "worker/test_prepare_layouts.py",
-    "worker/test_prepare_mixing.py",
-    "worker/test_prepare_precision.py",
-    "worker/test_prepare_scales.py",
+    "images/",
+    "observe/test_example_repository.py",
+    "observe/test_gitops.py",
+    "observe/test_rules.py",
+    "observe/test_units.py",
+    "scripts/",
+    "source/",
+    "worker/test_answer_scale.py",
+    "worker/test_generation_drafts.py",
+    "worker/test_generation_engine.py",
+    "worker/test_hostile_",
+    "worker/test_prepare_",
+    "worker/test_tasks.py",
+    "worker/test_weights.py",
 )
 # What takes longest begins first, and what mostly waits lies beside what computes: nothing long is left for the end.
 LONGEST_FIRST = (
     "operator/test_kube_",
+    "core/test_control_statistics.py",
+    "core/test_tiers.py",
     "worker/test_prepare_precision.py",
     "bench/test_fleet.py",
     "bench/test_placement.py",
@@ -85,19 +113,29 @@ LONGEST_FIRST = (
 )
 
 
-# Marks that a whole file has.
+# Marks that a whole file has, and those that some test of it has.
 MARKED = re.compile(r"^pytestmark = .*$", re.MULTILINE)
 MARK = re.compile(r"pytest\.mark\.(\w+)")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file whose tests are all left out (`-m "not slow"`) is not imported: that takes a tenth of a collection's
-    time."""
-    left_out = {part.removeprefix("not ") for part in config.option.markexpr.split(" and ") if part.startswith("not ")}
-    if not left_out or collection_path.suffix != ".py":
+    """A file whose tests are all left out (`-m "not slow"`, or `-m "simulation or computes"`) is not imported: that
+    takes half of a collection's time."""
+    expression = config.option.markexpr
+    if not expression or not collection_path.match("test_*.py"):
         return None
-    marked = MARKED.search(collection_path.read_text(encoding="utf-8"))
-    return True if marked and left_out.intersection(MARK.findall(marked[0])) else None
+    file, text = collection_path.relative_to(HERE).as_posix(), collection_path.read_text(encoding="utf-8")
+    every = set(MARK.findall(marked[0])) if (marked := MARKED.search(text)) else set()
+    some = set(MARK.findall(text))
+    if file.startswith(COMPUTES):
+        every.add("computes")
+    if any(name.startswith(file) for name in COMPUTES):
+        some.add("computes")
+    left_out = {part.removeprefix("not ") for part in expression.split(" and ") if part.startswith("not ")}
+    if every & left_out:
+        return True
+    alone = set(expression.split(" or "))  # one of these marks, which no other hook gives, is asked for
+    return True if alone <= {"simulation", "computes"} and not alone & (every | some) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -50,6 +50,7 @@ def test_both_arms_serve_and_the_page_shows_what_was_measured(tmp_path: Path, mo
     assert any(line.startswith("Floods: ") for line in section(Results(tmp_path)))
 
 
+@pytest.mark.slow
 def test_under_a_flood_the_others_wait_hardly_longer_by_our_turns_and_long_by_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

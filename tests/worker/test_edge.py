@@ -28,6 +28,8 @@ from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, RAMPS_HEADER,
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.metrics import Metrics
 
+pytestmark = pytest.mark.slow  # real workers
+
 EXIT = "r02-linear"
 
 

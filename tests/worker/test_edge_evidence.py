@@ -31,6 +31,8 @@ from offramp_worker.edge.wire import (
 )
 from offramp_worker.metrics import Metrics
 
+pytestmark = pytest.mark.slow  # real workers
+
 OURS = (DIGEST_HEADER, RAMPS_HEADER, BOOT_HEADER, LENGTH_HEADER, SECONDS_HEADER)
 Change = Callable[[httpx.Response], httpx.Response]
 

@@ -43,6 +43,7 @@ def audits(worker: WorkerProcess) -> float:
     return sum(s.value for family in families for s in family.samples if s.name == "earlyexit_audited_total")
 
 
+@pytest.mark.slow
 def test_exits_are_on_from_the_first_request_and_stay_on_and_answers_are_audited(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_exits_are_on_from_the_first_request_and_stay_on_and_answers_are_audited
         assert "r02-linear" in exits(worker, bundles.inputs(40, seed=3))
 
 
+@pytest.mark.slow
 def test_a_plan_that_answers_otherwise_than_promised_is_switched_off_and_stays_off(
     bundle_dir: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,8 @@ from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport
 from offramp_worker.prepare.source.sources import load_backbone
 
+pytestmark = pytest.mark.slow  # exports with torch
+
 Array = np.ndarray[Any, Any]
 CLASSES = 3
 
@@ -108,7 +110,6 @@ READ: dict[str, list[tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "suffix"), [*zip(READ, cycle([".pt2", ".onnx"])), ("swin", ".onnx")])
 def test_every_place_is_read_along_its_own_axes_and_no_answer_changes(name: str, suffix: str, tmp_path: Path) -> None:
     model, shape = layouts.network(name), layouts.NETWORKS[name][1]
@@ -154,7 +155,6 @@ def prepared(model: str, x: Array, folder: Path, monkeypatch: pytest.MonkeyPatch
     return prepare_bundle(request, Reporter(quiet=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "suffix"), PREPARED, ids=[name for name, _ in PREPARED])
 def test_rows_of_any_layout_leave_and_are_dropped_as_each_of_them_would_be_alone(
     name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -351,7 +351,6 @@ def test_a_place_that_cannot_be_read_is_left_out_by_name_and_the_others_stay(cas
     assert {"ok", "c"} <= {place.tensor for place in found.places}
 
 
-@pytest.mark.slow
 def test_the_report_of_a_bundle_names_the_places_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, constants = windows()
     report = prepared(graph(tmp_path / "m.onnx", nodes, constants, row=ROW), rows_of(*ROW, n=80), tmp_path, monkeypatch)

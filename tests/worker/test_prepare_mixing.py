@@ -34,6 +34,8 @@ from offramp_worker.prepare.precision.products import round_weights
 from offramp_worker.prepare.precision.quantizing import Static, choose_quantized, static_parts
 from offramp_worker.prepare.source.sources import Backbone
 
+pytestmark = pytest.mark.slow  # exports with torch
+
 NONE = Exits({})
 SOME = Exits({0.005: 0.15, 0.01: 0.25})
 MARGINS = np.random.default_rng(0).exponential(2.0, 500)
@@ -115,7 +117,6 @@ def all_sets(static: Static) -> list[tuple[Part, ...]]:
     return list(chain.from_iterable(combinations(parts, size) for size in (0, 1, len(parts))))
 
 
-@pytest.mark.slow
 def test_parts_are_the_stem_the_additions_and_the_other_convolutions(static: Static) -> None:
     parts = parts_of(static.prepared, exclude=static.exclude)
     kinds = {node.name: node.op_type for node in static.prepared.graph.node}
@@ -126,7 +127,6 @@ def test_parts_are_the_stem_the_additions_and_the_other_convolutions(static: Sta
     assert sum(kinds[name] == "Conv" for name in every) == list(kinds.values()).count("Conv")
 
 
-@pytest.mark.slow
 def test_every_mixture_answers_nearly_as_fp32_and_can_be_cut_where_ramps_are(
     backbone: Backbone, static: Static, rows: np.ndarray, cuts: dict[str, tuple[int, ...]]
 ) -> None:
@@ -139,7 +139,6 @@ def test_every_mixture_answers_nearly_as_fp32_and_can_be_cut_where_ramps_are(
         assert set(cuts) <= set(found)
 
 
-@pytest.mark.slow
 def test_a_row_that_leaves_nowhere_gets_the_whole_graphs_answer_bit_for_bit(
     static: Static, rows: np.ndarray, cuts: dict[str, tuple[int, ...]]
 ) -> None:
@@ -151,7 +150,6 @@ def test_a_row_that_leaves_nowhere_gets_the_whole_graphs_answer_bit_for_bit(
         np.testing.assert_array_equal(value, run(model, rows[:8]))
 
 
-@pytest.mark.slow
 def test_a_neighbour_changes_no_answer_of_a_mixture(static: Static, rows: np.ndarray) -> None:
     """Results-only and compute-saving execution regroup batches, so an answer must be the row's own."""
     for parts in all_sets(static):
@@ -161,7 +159,6 @@ def test_a_neighbour_changes_no_answer_of_a_mixture(static: Static, rows: np.nda
         np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_residual_stream_in_float_is_not_rounded_from_block_to_block_and_comes_closer_to_fp32(
     backbone: Backbone, static: Static, rows: np.ndarray
 ) -> None:
@@ -179,7 +176,6 @@ def test_a_residual_stream_in_float_is_not_rounded_from_block_to_block_and_comes
     assert error[1] < 0.9 * error[0]
 
 
-@pytest.mark.slow
 def test_even_channels_change_nothing_in_float(static: Static, rows: np.ndarray) -> None:
     parts = [p for p in parts_of(static.prepared, exclude=static.exclude) if p.name.startswith("additions")]
     names = frozenset().union(*(part.nodes for part in parts))
@@ -312,7 +308,6 @@ def sensitive_network() -> Backbone:
     return Backbone(model, "sensitive", TensorSpec("x", "FP32", (3, 8, 8)), TensorSpec("y", "FP32", (4,)))
 
 
-@pytest.mark.slow
 def test_a_layer_that_integers_spoil_stays_in_float_and_the_rest_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are given: what a tiny network takes on integers is not what this is about."""
     monkeypatch.setattr(judging, "time_jobs", lambda jobs, **_: {n: 1.0 if n == "fp32" else 0.5 for n in jobs})
@@ -334,7 +329,6 @@ def test_a_layer_that_integers_spoil_stays_in_float_and_the_rest_does_not(monkey
     assert best.disagreement < judging.MAX_DISAGREEMENT
 
 
-@pytest.mark.slow
 def test_what_is_chosen_is_never_worth_less_than_integers_alone(
     backbone: Backbone, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

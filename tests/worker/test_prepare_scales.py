@@ -29,6 +29,8 @@ from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.refresh import refresh_bundle
 from offramp_worker.prepare.source.sources import load_backbone
 
+pytestmark = pytest.mark.slow  # exports with torch
+
 Array = npt.NDArray[np.float64]
 HELD_OUT = 3_000
 BINS = 10
@@ -110,7 +112,6 @@ def calibration_error(shares: Array, own: Array) -> float:
     return float(sum(len(rows) * abs(sure[rows].mean() - given[rows].mean()) for rows in bins) / len(own))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_ramps_scores_mean_what_the_models_own_mean(source: str, tmp_path: Path) -> None:
     make, scale = SOURCES[source]
@@ -131,7 +132,6 @@ def test_a_ramps_scores_mean_what_the_models_own_mean(source: str, tmp_path: Pat
         assert calibration_error(shares, own) < MARGIN, ramp
 
 
-@pytest.mark.slow
 def test_refreshed_heads_keep_the_scale_and_a_bundle_from_before_it_stays_without(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, as_onnx(tmp_path, "Softmax"))
     np.savez(tmp_path / "recent.npz", x=prepared.images(900, seed=3)[0])
@@ -177,7 +177,6 @@ def too_sure(folder: Path, *, end: str = "") -> str:
     return str(file)
 
 
-@pytest.mark.slow
 def test_side_models_answer_as_sure_as_the_model_is_whatever_they_end_in(tmp_path: Path) -> None:
     sides = (too_sure(tmp_path), too_sure(tmp_path, end="Softmax"))
     bundle = bundle_of(tmp_path, as_onnx(tmp_path, "Softmax"), sides=sides)

@@ -60,6 +60,7 @@ def rows() -> np.ndarray:
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_answers_and_exits_are_those_of_a_worker_with_the_same_plan(
     serving: WorkerProcess, plan: str, tmp_path: Path

@@ -31,6 +31,8 @@ from offramp_worker.generate.vllm.load import VllmSettings, check_vllm, find_vll
 from offramp_worker.prepare.generation.vllm import VllmReport, prepare_vllm
 from offramp_worker.prepare.progress import Reporter
 
+pytestmark = pytest.mark.slow  # each configuration is a process
+
 QUIET = Reporter(quiet=True)
 
 

@@ -25,6 +25,8 @@ PROGRAM = """
 import pathlib, socketserver, subprocess, sys, time
 from http.server import BaseHTTPRequestHandler
 
+pytestmark = pytest.mark.slow  # each test starts processes
+
 folder = pathlib.Path(__file__).parent
 engine = subprocess.Popen(["sleep", "600"])
 (folder / "engine").write_text(str(engine.pid))
