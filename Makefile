@@ -53,7 +53,7 @@ docs: setup ## The documentation site in build/site, every link followed
 	@$(BIN)/python -m website.build
 
 test-fast: setup ## The inner loop (about 2 processor minutes): everything that needs no cluster and is not slow, with fewer random examples
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster and not gpu" --hypothesis-profile=fast -n $(shell echo $$(($$(nproc) * 3 / 2))) --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster and not gpu" --hypothesis-profile=fast -n $(shell nproc) --dist loadfile --no-loadscope-reorder
 
 test: check ## Everything: unit, property, API server, real cluster
 	@scripts/test

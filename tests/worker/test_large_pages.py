@@ -32,6 +32,7 @@ def memory() -> mmap.mmap:
     return mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
+@pytest.mark.slow
 def test_what_is_written_is_moved_and_stays_what_it_was(memory: mmap.mmap) -> None:
     values = np.frombuffer(memory, dtype=np.float32)
     values[:] = np.arange(len(values))
