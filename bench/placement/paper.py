@@ -39,10 +39,12 @@ class Asked:
     product: str = ""
 
 
-# 1,000 GPUs: whole ones of four products, time-sliced ones (four replicas of each) and one product cut into slices.
+# 1,000 GPUs: whole ones of four products, shared ones (four replicas of each) and one product cut into slices. NVIDIA's
+# plugin names a share as a resource of its own, or else its product with a suffix.
 NODES = (
     Nodes("l4", "NVIDIA-L4", 90, 4, GPU, 4),
-    Nodes("l4-shared", "NVIDIA-L4-SHARED", 10, 4, SHARED, 16),
+    Nodes("l4-shared", "NVIDIA-L4", 5, 4, SHARED, 16),
+    Nodes("l4-suffix", "NVIDIA-L4-SHARED", 5, 4, GPU, 16),
     Nodes("a10g", "NVIDIA-A10G", 50, 4, GPU, 4),
     Nodes("l40s", "NVIDIA-L40S", 25, 8, GPU, 8),
     Nodes("h100", "NVIDIA-H100-80GB-HBM3", 20, 8, GPU, 8),
@@ -50,7 +52,8 @@ NODES = (
 )
 ASKED = (
     Asked("l4", 600, GPU, 1, f"no node has a free {GPU}, since other pods use those of", "NVIDIA-L4"),
-    Asked("l4-shared", 200, SHARED, 1, f"no node has a free {SHARED}, since other pods use those of"),
+    Asked("l4-shared", 100, SHARED, 1, f"no node has a free {SHARED}, since other pods use those of"),
+    Asked("l4-suffix", 100, GPU, 1, f"no node has a free {GPU}, since other pods use those of", "NVIDIA-L4-SHARED"),
     Asked("a10g-pair", 160, GPU, 2, f"no node has 2 free {GPU}, since other pods use those of", "NVIDIA-A10G"),
     Asked("l40s", 300, GPU, 1, f"no node has a free {GPU}, since other pods use those of", "NVIDIA-L40S"),
     Asked(

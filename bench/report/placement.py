@@ -40,8 +40,9 @@ def section(results: Results) -> list[str]:
         f"{found['gpus']:,} GPUs on {found['nodes']:,} nodes. From the operator's start until all "
         f"{placed['services']:,} services served or said why not: {placed['seconds']:.0f} s, "
         f"{placed['cpu_seconds']:.0f} s of its processor time. Then, in {steady['seconds']:.0f} s, "
-        f"{steady['writes']:.0f} writes and {percent(steady['cpu_share'])} of a core. {moved['deleted']} services that "
-        f"served were deleted; {moved['seconds']:.0f} s later others had what they left."
+        f"{steady['writes']:.0f} writes by the operator and {percent(steady['cpu_share'])} of a core. "
+        f"{moved['deleted']} services that served were deleted; {moved['seconds']:.0f} s later others had what they "
+        "left."
     )
     return [*lines, *table(head, body), said, "", *measured_line(results.measured("placement"))]
 
@@ -54,7 +55,7 @@ def _counts(found: dict[str, Any], name: str) -> list[str]:
 def goals(results: Results) -> list[Goal]:
     """What the issue asks."""
     target = (
-        f"{GPUS:,} GPUs of six kinds, {SERVICES:,} services: all that fit serve, the others say what they wait for, "
+        f"{GPUS:,} GPUs of seven kinds, {SERVICES:,} services: all that fit serve, the others say what they wait for, "
         "nobody is stuck, no writes in steady state"
     )
     found = results.get("placement")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench.placement.__main__ import measure, verdict
+from bench.placement.__main__ import measure, verdict, without_schedulers
 from bench.placement.paper import ASKED, GPU, NODES, could_be_placed, node, scaled
 from rich.console import Console
 
@@ -28,6 +28,11 @@ def test_who_waits_for_what_is_free_is_counted_without_the_scheduler() -> None:
     full = [pod("a", on="l4-000", n=4), pod("b", on="l4-001", n=3)]
     assert could_be_placed(nodes, [*full, pod("one")]) == ["one"]
     assert could_be_placed(nodes, [*full, pod("two", n=2), pod("elsewhere", **{"nvidia.com/gpu.product": "T4"})]) == []
+
+
+def test_what_the_scheduler_reports_again_is_no_write_of_the_operators_and_all_else_is() -> None:
+    written = {"POST events": 12, "PATCH events": 40, "APPLY earlyexitservices/status": 2}
+    assert without_schedulers(written, {"default-scheduler": 9, "earlyexit.dev/offramp": 3}) == 5
 
 
 @pytest.fixture(scope="module")
