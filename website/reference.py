@@ -11,6 +11,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "crds"
+SCOPES = {"Namespaced": "namespaced", "Cluster": "of the whole cluster"}
 GENERATED = "<!-- Generated from {source} by scripts/gen.d/docs; edit that instead. -->\n"
 INTRODUCTIONS = {
     "EarlyExitService": """\
@@ -155,7 +156,8 @@ def page(crd: dict[str, Any], source: str) -> str:
         GENERATED.format(source=source),
         f"# {names['kind']}\n",
         INTRODUCTIONS[names["kind"]] + "\n",
-        f"`{crd['spec']['group']}/{version['name']}`, namespaced; short name `{names['shortNames'][0]}`.\n",
+        f"`{crd['spec']['group']}/{version['name']}`, {SCOPES[crd['spec']['scope']]}; short name "
+        f"`{names['shortNames'][0]}`.\n",
         *_object_rules(schema),
         "## Columns of `kubectl get`\n",
         *_columns(version["additionalPrinterColumns"]),

@@ -51,6 +51,12 @@ RULES: list[Rule] = [
         {"requests": {"cpu": 2}, "limits": {"cpu": 1}},
         "requests must not exceed limits",
     ),
+    Rule(
+        "spec.resources",
+        {"limits": {"nvidia.com/gpu": 2, "nvidia.com/gpu.shared": "1"}},
+        {"limits": {"nvidia.com/gpu.shared": "2"}},
+        "a share of a GPU (a resource that ends in .shared) must be 1",
+    ),
     Rule("spec.resourceClaims", [CLAIM], [{"name": "gpu"}], "a claim needs resourceClaimTemplateName"),
     Rule(
         "spec.resourceClaims",

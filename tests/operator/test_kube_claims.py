@@ -58,6 +58,14 @@ def template(f: Fleet, device_class: str, name: str = "one-l4") -> None:
     )
 
 
+def claim(f: Fleet, device_class: str, name: str) -> None:
+    """One that whoever names it shares."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
+    made = {"kind": "ResourceClaim", "metadata": {"name": name, "namespace": f.namespace}}
+    spec = {"devices": {"requests": [request]}}
+    write(f, f"namespaces/{f.namespace}/resourceclaims", made | {"spec": spec})
+
+
 def given(f: Fleet) -> list[tuple[str, str]]:
     """Node and device of every claim that has one."""
     claims = f.api.request("GET", f"{RESOURCES}/namespaces/{f.namespace}/resourceclaims").json()["items"]
@@ -102,6 +110,20 @@ def test_a_class_or_a_template_that_is_not_there_is_told_by_name_and_the_worker_
             await f.until(lambda: lacks in f.message("Ready"), what="the missing class")
             device_class(f)
             await f.serve(GOOD)
+            assert given(f) == [(f"{f.namespace}-0", "gpu-0")]
+
+    tools.run(story())
+
+
+def test_workers_that_name_one_claim_share_its_device(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        shared = {"name": "gpu", "resourceClaimName": "shared"}
+        async with fleet(nodes=1, replicas=2, worker=WORKER | {"resourceClaims": [shared]}) as f:
+            waits = "the scheduler waits for claim gpu, ResourceClaim shared; see that it exists"
+            await f.until(lambda: waits in f.message("Ready"), what="the missing claim")
+            offer(f, f"{f.namespace}-0", "gpu-0")
+            claim(f, device_class(f), "shared")
+            await f.serve(GOOD, GOOD)
             assert given(f) == [(f"{f.namespace}-0", "gpu-0")]
 
     tools.run(story())

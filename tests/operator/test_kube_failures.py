@@ -277,6 +277,26 @@ PODS: dict[str, tuple[dict[str, Any], str, str]] = {
         f"node n1 promised 1 of {GPU} and has 0; check the device plugin and the devices of that node; a replacement "
         "is started by itself",
     ),
+    "two shares of a GPU": (
+        _failed(
+            "UnexpectedAdmissionError",
+            "Pod was rejected: Allocate failed due to rpc error: code = Unknown desc = invalid allocation request for "
+            f'"{GPU}": invalid request: maximum request size for shared resources is 1; found 2, which is unexpected',
+        ),
+        "UnexpectedAdmissionError",
+        "node n1 refused digits-6c9f-x2x1z, since its device plugin gives a worker no more than one share of a GPU as "
+        f"{GPU}; ask for 1 in resources.limits of spec.worker or of the WorkerClass, or for whole GPUs on other nodes",
+    ),
+    "two shares of a GPU, as older plugins say it": (
+        _failed(
+            "UnexpectedAdmissionError",
+            f"Allocate failed due to rpc error: code = Unknown desc = request for '{GPU}: 2' too large: maximum "
+            "request size for shared resources is 1, which is unexpected",
+        ),
+        "UnexpectedAdmissionError",
+        "node n1 refused digits-6c9f-x2x1z, since its device plugin gives a worker no more than one share of a GPU as "
+        f"{GPU}; ask for 1 in resources.limits of spec.worker or of the WorkerClass, or for whole GPUs on other nodes",
+    ),
     "driver that is too old": (
         _waiting(
             "RunContainerError",

@@ -153,6 +153,11 @@ EVICTIONS = (
         "raise spec.worker.resources.limits.ephemeral-storage",
         Reason.DISK_FULL,
     ),
+    Advice(  # NVIDIA's device plugin, of a GPU that it divides by time or with MPS
+        r"request for [\"'](?P<what>[\w./-]+).* maximum request size for shared resources is 1",
+        "{node} refused {pod}, since its device plugin gives a worker no more than one share of a GPU as {what}",
+        "ask for 1 in resources.limits of spec.worker or of the WorkerClass, or for whole GPUs on other nodes",
+    ),
     Advice(
         r"devices unavailable for (?P<what>[\w./-]+?)\. Requested: (?P<n>\d+), Available: (?P<m>\d+)",
         "{node} promised {n} of {what} and has {m}",
