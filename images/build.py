@@ -2,15 +2,16 @@
 
 An image of the operator or of the worker has three layers, from what changes least to what changes most: Debian with
 Python, the pinned dependencies of that part, and the project's own code. Each is kept by what it is made of, so an edit
-of the code rebuilds the last layer only, which takes a second. A bundle image has one layer, the files of an exit
-bundle; pods mount it as an image volume.
+of the code rebuilds the last layer only, which takes a second. A worker for NVIDIA's GPUs has one layer more, between
+the worker's dependencies and its code: ONNX Runtime with the CUDA provider, and the libraries that it loads. A bundle
+image has one layer, the files of an exit bundle; pods mount it as an image volume.
 
 Commands::
 
     build.py operator NAME:TAG [--output PATH]
-    build.py worker NAME:TAG [--output PATH]
+    build.py worker NAME:TAG [--cuda] [--output PATH]
     build.py bundle DIR NAME:TAG [--output PATH]
-    build.py stage operator|worker DIR      what the Containerfile puts together in its own way
+    build.py stage operator|worker|cuda DIR      what the Containerfile puts together in its own way
 
 The output is an OCI layout folder (``build/images/...``), or an archive when it ends in ``.tar``.
 """
@@ -18,13 +19,11 @@ The output is an OCI layout folder (``build/images/...``), or an archive when it
 from __future__ import annotations
 
 import argparse
-import compileall
 import contextlib
 import hashlib
 import inspect
 import json
 import os
-import py_compile
 import re
 import shutil
 import subprocess
@@ -32,7 +31,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +44,13 @@ PYTHON_VERSION = (3, 11)  # of the base layer; compiled files fit no other
 PLATFORM = f"{os.uname().machine}-manylinux_2_28"
 PREFIX = "opt/offramp"
 NOBODY = "65532:65532"
+CUDA_LOCK = ROOT / "images" / "cuda.txt"
+REQUIRED_CUDA = "cuda>=13.0"  # of the node's driver
+# Of NVIDIA's packages, what is for building programs, and libraries that ONNX Runtime's CUDA provider does not load.
+NOT_LOADED = ("include", "*.a", "*.alt.so*", "libcufftw.so*", "libnvblas.so*")
+
+
+PINNED = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,58 +149,62 @@ def _uv(command: str, *arguments: str) -> str:
 
 
 def dependencies(part: Part) -> Path:
-    """A folder with the part's dependencies installed and compiled, made once per content of their pins."""
-    pins = requirements(part)
+    """A folder with the part's dependencies installed and compiled."""
+    return installed(part.name, requirements(part))
+
+
+def cuda_libraries() -> Path:
+    """A folder with what a worker on an NVIDIA GPU has beside its dependencies: ``images/cuda.txt``, without what
+    nothing loads."""
+    return installed("cuda", CUDA_LOCK.read_text(), NOT_LOADED)
+
+
+def installed(name: str, pins: str, unwanted: Sequence[str] = ()) -> Path:
+    """A folder with pinned distributions, made once per content of their pins."""
     key = hashlib.sha256(
         json.dumps(
-            [pins, PLATFORM, PYTHON_VERSION, inspect.getsource(install), inspect.getsource(compile_folder)]
+            [pins, unwanted, PLATFORM, PYTHON_VERSION, inspect.getsource(install), inspect.getsource(compile_folder)]
         ).encode()
     ).hexdigest()[:16]
-    folder = default_cache().root.parent / "images" / f"{part.name}-{key}"
+    folder = default_cache().root.parent / "images" / f"{name}-{key}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
             made = Path(scratch) / "lib"
-            install(pins, made)
+            install(pins, made, unwanted)
             with contextlib.suppress(OSError):  # somebody else was quicker
                 made.rename(folder)
     return folder
 
 
-def install(pins: str, target: Path) -> None:
-    """Install pinned wheels into a folder."""
+def install(pins: str, target: Path, unwanted: Sequence[str] = ()) -> None:
+    """Install pinned wheels into a folder, without files and folders of ``unwanted`` names."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(pins)
         file.flush()
-        _uv(
-            "install",
-            "--require-hashes",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--link-mode",
-            "copy",
-            "--target",
-            str(target),
-            "--requirement",
-            file.name,
-        )
+        _uv("install", *PINNED, "--link-mode", "copy", "--target", str(target), "--requirement", file.name)
     # Commands of the dependencies point at the interpreter of the machine that built the image.
     shutil.rmtree(target / "bin", ignore_errors=True)
     (target / ".lock").unlink(missing_ok=True)
+    for pattern in unwanted:
+        for path in [*target.rglob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     compile_folder(target)
 
 
 def compile_folder(folder: Path) -> None:
-    """Compile every module. Unchecked, because an image has one time for all files and is never edited."""
+    """Compile every module. Unchecked, because an image has one time for all files and is never edited.
+
+    In a process of its own: which strings of a compiled file are references hangs on what else its process knows.
+    """
     if sys.version_info[:2] != PYTHON_VERSION:
         raise BuildError(
             f"run this with Python {'.'.join(map(str, PYTHON_VERSION))}, the version in the image; this is "
             f"{sys.version.split()[0]}"
         )
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    prefix = str(folder)
-    compileall.compile_dir(folder, quiet=2, invalidation_mode=mode, stripdir=prefix, prependdir=f"/{PREFIX}")
+    options = ["-qq", "--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", f"/{PREFIX}"]
+    command = [sys.executable, "-S", "-m", "compileall", *options, str(folder)]
+    subprocess.run(command, check=False, env={"PYTHONHASHSEED": "0"})  # templates that are no modules do not compile
 
 
 # --- code ------------------------------------------------------------------------------------------
@@ -217,18 +227,26 @@ def code(part: Part, target: Path) -> None:
     command.chmod(0o755)
 
 
-def environment() -> dict[str, str]:
-    """What every process of an image needs.
+def environment(*, cuda: bool = False) -> dict[str, str]:
+    """What every process of an image needs, on an NVIDIA GPU with ``cuda``.
 
     Nothing is ever written: the root file system is read-only, and everything is compiled already. Nothing is reported
     either: ONNX Runtime's wheels for Linux send usage data, names and hashes of models included, unless they are told
-    not to.
+    not to. NVIDIA's container runtime reads what of the driver it shall hand over, and where it shall refuse to start;
+    which devices a container gets is for the device plugin to say, and not for the image.
     """
-    return {
+    own = {
         "ORT_DISABLE_TELEMETRY": "1",
         "PYTHONPATH": f"/{PREFIX}/app:/{PREFIX}/lib",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
+    }
+    if not cuda:
+        return own
+    return own | {
+        "PYTHONPATH": f"/{PREFIX}/app:/{PREFIX}/cuda:/{PREFIX}/lib",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        "NVIDIA_REQUIRE_CUDA": REQUIRED_CUDA,
     }
 
 
@@ -243,21 +261,36 @@ def base() -> Path:
     return Path(answer.stdout.strip().splitlines()[-1])
 
 
-def build_part(part: Part, name: str, output: Path) -> str:
+def build_part(part: Part, name: str, output: Path, *, cuda: bool = False) -> str:
     """Write the image of a program; the digest of its manifest."""
     with timed("base layer"):
         lowest = base()
     with timed("dependencies"):
-        libraries = dependencies(part)
-    with tempfile.TemporaryDirectory() as scratch, timed("image"):
-        code(part, Path(scratch))
-        layers = [Layer(source=lowest), Layer(source=libraries, target=f"/{PREFIX}/lib"), Layer(source=Path(scratch))]
-        config = ImageConfig(
-            entrypoint=(f"offramp-{part.name}",), env=environment(), user=NOBODY, working_dir="/", ports=part.ports
-        )
-        digest = build_image(name=name, layers=layers, config=config, output=output)
-    say_size("dependencies", libraries)
+        libraries = {"lib": dependencies(part)} | ({"cuda": cuda_libraries()} if cuda else {})
+    with timed("image"):
+        digest = write_image(part, name, output, lowest=lowest, libraries=libraries)
+    for place, folder in libraries.items():
+        say_size(f"/{PREFIX}/{place}", folder)
     return digest
+
+
+def write_image(part: Part, name: str, output: Path, *, lowest: Path, libraries: Mapping[str, Path]) -> str:
+    """Put the layers of a program together: what it stands on, its ``libraries`` by their place, and its code."""
+    with tempfile.TemporaryDirectory() as scratch:
+        code(part, Path(scratch))
+        layers = [
+            Layer(source=lowest),
+            *(Layer(source=folder, target=f"/{PREFIX}/{place}") for place, folder in libraries.items()),
+            Layer(source=Path(scratch)),
+        ]
+        config = ImageConfig(
+            entrypoint=(f"offramp-{part.name}",),
+            env=environment(cuda="cuda" in libraries),
+            user=NOBODY,
+            working_dir="/",
+            ports=part.ports,
+        )
+        return build_image(name=name, layers=layers, config=config, output=output)
 
 
 def build_bundle(folder: Path, name: str, output: Path) -> str:
@@ -274,10 +307,13 @@ def build_bundle(folder: Path, name: str, output: Path) -> str:
         return build_image(name=name, layers=[Layer(source=Path(scratch))], config=ImageConfig(), output=output)
 
 
-def stage(part: Part, target: Path) -> None:
-    """Dependencies and code in one tree, for the Containerfile."""
-    install(requirements(part), target / PREFIX / "lib")
-    code(part, target)
+def stage(what: str, target: Path) -> None:
+    """Dependencies and code of a part in one tree, or what ``cuda`` adds, for the Containerfile."""
+    if what == "cuda":
+        install(CUDA_LOCK.read_text(), target / PREFIX / "cuda", NOT_LOADED)
+        return
+    install(requirements(PARTS[what]), target / PREFIX / "lib")
+    code(PARTS[what], target)
 
 
 # --- command line ----------------------------------------------------------------------------------
@@ -310,12 +346,14 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(part, help=f"the image of the {part}")
         command.add_argument("name", metavar="NAME:TAG")
         command.add_argument("--output", type=Path, help=f"folder, or archive FILE.tar (default: build/images/{part})")
+        if part == "worker":
+            command.add_argument("--cuda", action="store_true", help="for NVIDIA's GPUs: 2.5 GB more")
     bundle = commands.add_parser("bundle", help="an exit bundle, to be mounted as an image volume")
     bundle.add_argument("folder", type=Path, metavar="DIR", help="what `offramp prepare` wrote")
     bundle.add_argument("name", metavar="NAME:TAG")
     bundle.add_argument("--output", type=Path, help="folder, or archive FILE.tar (default: build/images/bundle-DIR)")
     staged = commands.add_parser("stage", help="files of an image without its base, for images/Containerfile")
-    staged.add_argument("part", choices=PARTS)
+    staged.add_argument("part", choices=[*PARTS, "cuda"])
     staged.add_argument("folder", type=Path, metavar="DIR")
     return result
 
@@ -324,14 +362,16 @@ def main() -> int:
     options = parser().parse_args()
     try:
         if options.what == "stage":
-            stage(PARTS[options.part], options.folder)
+            stage(options.part, options.folder)
             return 0
-        default = options.what if options.what in PARTS else f"bundle-{options.folder.resolve().name}"
+        cuda = getattr(options, "cuda", False)
+        program = f"{options.what}-cuda" if cuda else options.what
+        default = program if options.what in PARTS else f"bundle-{options.folder.resolve().name}"
         output = options.output or ROOT / "build" / "images" / default
         if options.what == "bundle":
             digest = build_bundle(options.folder, options.name, output)
         else:
-            digest = build_part(PARTS[options.what], options.name, output)
+            digest = build_part(PARTS[options.what], options.name, output, cuda=cuda)
     except (BuildError, ImageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -4,8 +4,8 @@
 Usage: images/sbom.py [--output FOLDER]   (default: build/sbom)
 
 One file per image: the Debian packages of the base that ``images/build`` puts below it, Python itself among them, and
-the Python distributions of its slice of ``requirements.lock``, each with the hashes of the files it comes from. The
-same commit on the same base always gives the same bytes.
+the Python distributions of its slice of ``requirements.lock`` (and for NVIDIA's GPUs of ``images/cuda.txt``), each with
+the hashes of the files it comes from. The same commit on the same base always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from build import PARTS, base, lock_blocks, requirements
+from build import CUDA_LOCK, PARTS, base, lock_blocks, requirements
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMESPACE = uuid.UUID("6f0c3f6e-6d1c-5c53-9d8b-0e8f0f1f7f5a")  # of our serial numbers, which are hashes of the content
@@ -92,8 +92,10 @@ def main() -> int:
     folder: Path = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)
     lowest = debian_packages(base())
-    for name, part in PARTS.items():
-        document = bill(name, [*lowest, *map(component, lock_blocks(requirements(part)))])
+    pins = {name: requirements(part) for name, part in PARTS.items()}
+    pins["worker-cuda"] = pins["worker"] + CUDA_LOCK.read_text()
+    for name, own in pins.items():
+        document = bill(name, [*lowest, *map(component, lock_blocks(own))])
         file = folder / f"{name}.cdx.json"
         file.write_text(json.dumps(document, indent=2) + "\n")
         print(f"{file}: {len(document['components'])} components")

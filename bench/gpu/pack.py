@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
-CUDA_LOCK = ROOT / "tests/gpu/cuda.txt"
+CUDA_LOCK = ROOT / "images/cuda.txt"
 PACKED = "packages.tar.xz"
 MOST_BYTES = 64 * 2**20
 # Of the worker and of its tests, what an image with PyTorch, transformers and pytest does not bring along.
@@ -135,7 +135,7 @@ def pack(out: Path, *, python: str, arch: int) -> Path:
     """Write the file; raise SystemExit where it is too large."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, tarfile.open(out / PACKED, "w:xz", preset=9) as archive:
-        requirements = locked(LOCK.read_text(), PACKAGES) + CUDA_LOCK.read_text()
+        requirements = locked(LOCK.read_text(), PACKAGES) + locked(CUDA_LOCK.read_text(), ("onnxruntime-gpu",))
         for wheel in fetch(requirements, Path(folder), python=python):
             with zipfile.ZipFile(wheel) as content:
                 for name in sorted(content.namelist()):

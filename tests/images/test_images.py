@@ -10,11 +10,14 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import pytest
+
+from offramp_worker import cuda_driver
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,6 +147,63 @@ def test_an_image_has_every_dependency_it_imports(build: Any, part: str, tmp_pat
     assert answer.returncode == 0, answer.stderr
 
 
+@pytest.mark.slow
+def test_the_layer_for_nvidias_gpus_is_pinned_and_is_of_the_release_of_onnx_runtime_that_all_workers_have(
+    build: Any,
+) -> None:
+    """None of its gigabytes is fetched here: the index says which hashes each pin has, and that there is a wheel for
+    the image."""
+    pins = build.CUDA_LOCK.read_text()
+    blocks = build.lock_blocks(pins)
+    found = {name: version for block in blocks for name, version in re.findall(r"^([a-z0-9-]+)==(\S+) ", block)}
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
+    assert {name for name in found if not name.startswith("nvidia-")} == {"onnxruntime-gpu"}
+    (cpu,) = re.findall(r"^onnxruntime==(\S+) ", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert found["onnxruntime-gpu"] == cpu
+    (cuda,) = [name.rpartition("cu")[2] for name in found if name.startswith("nvidia-cudnn-cu")]
+    assert build.environment(cuda=True)["NVIDIA_REQUIRE_CUDA"] == f"cuda>={cuda}.0"
+    assert int(cuda) in cuda_driver.DRIVERS
+    wheels = ("--no-deps", "--only-binary", ":all:", "--generate-hashes", "--no-annotate", "--no-header")
+    known = build._uv("compile", str(build.CUDA_LOCK), *wheels)
+    assert set(re.findall(r"sha256:[0-9a-f]{64}", pins)) <= set(re.findall(r"sha256:[0-9a-f]{64}", known))
+    assert re.findall(r"^\S+==\S+", known, re.MULTILINE) == re.findall(r"^\S+==\S+", pins, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_layer_for_nvidias_gpus_covers_the_workers_libraries_and_stays_below_its_code(
+    build: Any, tmp_path: Path
+) -> None:
+    lowest, library, cuda = (tmp_path / name for name in ("base", "lib", "cuda"))
+    for folder in (lowest, library, cuda):
+        folder.mkdir()
+        (folder / f"{folder.name}.py").write_text("")
+    given = {"lowest": lowest, "libraries": {"lib": library, "cuda": cuda}}
+    worker, outputs = build.PARTS["worker"], [tmp_path / "1.tar", tmp_path / "2.tar"]
+    digests = {build.write_image(worker, "localhost/worker-cuda:1", output, **given) for output in outputs}
+    assert len(digests) == 1
+    *below, code = _layers_of(outputs[0])
+    assert [set(files) for files in below] == [{"base.py"}, {"opt/offramp/lib/lib.py"}, {"opt/offramp/cuda/cuda.py"}]
+    assert "opt/offramp/app/offramp_worker/main.py" in code
+    assert build.environment(cuda=True)["PYTHONPATH"] == "/opt/offramp/app:/opt/offramp/cuda:/opt/offramp/lib"
+
+
+def test_of_installed_packages_what_builds_programs_is_left_out(build: Any, tmp_path: Path) -> None:
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("tiny/__init__.py", "tiny/lib/libtiny.so", "tiny/lib/libtiny.a", "tiny/include/tiny.h"):
+            archive.writestr(name, "")
+        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tiny-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    pin = f"tiny @ {wheel.as_uri()} --hash=sha256:"
+    build.install(pin + digest, tmp_path / "lib", build.NOT_LOADED)
+    names = {path.name for path in (tmp_path / "lib" / "tiny").rglob("*")}
+    assert names == {"__init__.py", "__pycache__", "__init__.cpython-311.pyc", "lib", "libtiny.so"}
+    with pytest.raises(build.BuildError, match="tiny"):
+        build.install(pin + "0" * 64, tmp_path / "other")
+
+
 def _bundle(folder: Path, **files: bytes) -> Path:
     folder.mkdir()
     named = {name.replace("_", "."): content for name, content in files.items()}
@@ -154,16 +214,21 @@ def _bundle(folder: Path, **files: bytes) -> Path:
     return folder
 
 
-def _layer_of(archive: Path) -> dict[str, bytes]:
+def _layers_of(archive: Path) -> list[dict[str, bytes]]:
+    """The files of each layer, from the lowest on."""
     with tarfile.open(archive) as outer:
         index = json.load(outer.extractfile("index.json") or pytest.fail("no index"))
         manifest = json.load(outer.extractfile(_blob(index["manifests"][0])) or pytest.fail("no manifest"))
-        (layer,) = manifest["layers"]
-        with tarfile.open(fileobj=outer.extractfile(_blob(layer))) as inner:
-            return {
-                member.name: (inner.extractfile(member) or pytest.fail("not a file")).read()
-                for member in inner.getmembers()
-            }
+        return [_files(outer.extractfile(_blob(layer)) or pytest.fail("no layer")) for layer in manifest["layers"]]
+
+
+def _files(layer: IO[bytes]) -> dict[str, bytes]:
+    with tarfile.open(fileobj=layer) as inner:
+        return {
+            member.name: (inner.extractfile(member) or pytest.fail("not a file")).read()
+            for member in inner.getmembers()
+            if member.isfile()
+        }
 
 
 def _blob(descriptor: dict[str, Any]) -> str:
@@ -175,8 +240,9 @@ def test_a_bundle_image_holds_what_its_manifest_names_and_nothing_else(build: An
     (folder / "notes.txt").write_text("mine")
     output = tmp_path / "digits.tar"
     digest = build.build_bundle(folder, "localhost/digits:1", output)
-    assert set(_layer_of(output)) == {"manifest.json", "backbone.onnx", "profile.json"}
-    assert _layer_of(output)["backbone.onnx"] == b"graph"
+    (layer,) = _layers_of(output)
+    assert set(layer) == {"manifest.json", "backbone.onnx", "profile.json"}
+    assert layer["backbone.onnx"] == b"graph"
     assert build.build_bundle(folder, "localhost/digits:1", tmp_path / "again.tar") == digest
 
 
@@ -211,11 +277,20 @@ def test_what_is_no_bundle_is_refused_with_the_reason(
     assert not (tmp_path / "x.tar").exists()
 
 
+def _env(lines: list[str]) -> dict[str, str]:
+    return dict(line.removeprefix("ENV ").split("=", 1) for line in lines if line.startswith("ENV "))
+
+
 def test_the_containerfile_says_what_the_build_says(build: Any) -> None:
     lines = (ROOT / "images" / "Containerfile").read_text().splitlines()
-    env = dict(line.removeprefix("ENV ").split("=", 1) for line in lines if line.startswith("ENV "))
-    assert env == build.environment()
-    assert env["ORT_DISABLE_TELEMETRY"] == "1"
+    of_all, of_cuda = (
+        lines[: lines.index("FROM worker AS worker-cuda")],
+        lines[lines.index("FROM worker AS worker-cuda") :],
+    )
+    assert _env(of_all) == build.environment()
+    assert _env(of_all)["ORT_DISABLE_TELEMETRY"] == "1"
+    assert _env(of_all) | _env(of_cuda) == build.environment(cuda=True)
+    assert "COPY --from=build-cuda /out/cuda /" in of_cuda
     assert f"USER {build.NOBODY}" in lines
     assert all("python:3.11-slim" in line for line in lines if line.startswith("FROM python"))
     for part in build.PARTS.values():

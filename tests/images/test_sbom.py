@@ -24,8 +24,8 @@ def make(folder: Path) -> dict[str, bytes]:
 def test_it_lists_what_is_pinned_with_its_hashes_and_is_reproducible(tmp_path: Path) -> None:
     first, second = make(tmp_path / "a"), make(tmp_path / "b")
     assert first == second
-    assert set(first) == {"operator.cdx.json", "worker.cdx.json"}
-    lock = (ROOT / "requirements.lock").read_text()
+    assert set(first) == {"operator.cdx.json", "worker.cdx.json", "worker-cuda.cdx.json"}
+    lock = (ROOT / "requirements.lock").read_text() + (ROOT / "images" / "cuda.txt").read_text()
     pins = {f"{name}@{version}" for name, version in re.findall(r"^([a-z0-9.-]+)==([^\s;\\]+)", lock, re.MULTILINE)}
     for content in first.values():
         document = json.loads(content)
@@ -66,4 +66,6 @@ def test_each_image_has_its_own(tmp_path: Path) -> None:
         name: {item["name"] for item in json.loads(content)["components"]} for name, content in make(tmp_path).items()
     }
     assert "kubernetes" in listed["operator.cdx.json"] and "kubernetes" not in listed["worker.cdx.json"]
+    assert {"onnxruntime-gpu", "nvidia-cublas"} <= listed["worker-cuda.cdx.json"] - listed["worker.cdx.json"]
+    assert listed["worker.cdx.json"] < listed["worker-cuda.cdx.json"]
     assert "onnxruntime" in listed["worker.cdx.json"] and "onnxruntime" not in listed["operator.cdx.json"]

@@ -1,5 +1,6 @@
 """Offramp's data plane: serves an exit bundle over the Open Inference Protocol, and prepares one.
 
+cuda_driver.py  why NVIDIA's driver runs nothing here
 devices.py    where sessions run: on the CPU or on a GPU
 padded.py     sessions for batches of one size each, where another size costs new plans
 documents.py  JSON documents from elsewhere as values of our own types

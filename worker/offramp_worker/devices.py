@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from offramp_worker.bundle.tensors import closed_options, computes_in_halves
+from offramp_worker.cuda_driver import driverless
 from offramp_worker.padded import Padded, plans_for_sizes
 from offramp_worker.weights import Shared, share
 
@@ -93,8 +95,7 @@ WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu", turn=
 DEVICES = {device.name: device for device in (CPU, CUDA, CUDA_TF32, WEBGPU)}
 
 
-TOO_OLD = "driver version is insufficient"  # in CUDA's own words for its error 35
-DRIVER = "580"  # the first for CUDA 13, which that package is built for
+_CUDA_ERROR = re.compile(r"CUDA failure \d+: [^;]*[^; ]")  # behind the names of C++ functions
 
 
 def open_session(
@@ -222,6 +223,8 @@ def missing(device: Device) -> str:
     if device.provider not in ort.get_available_providers():
         return f"this ONNX Runtime has no {device.provider}; install {device.package} in place of onnxruntime"
     if device.is_cuda:
+        if why := driverless(int(ort.cuda_version.partition(".")[0])):
+            return why
         ort.preload_dlls()  # of NVIDIA's packages beside this one
     try:
         _run_small_model(device)
@@ -232,12 +235,8 @@ def missing(device: Device) -> str:
 
 def why_not(error: str, device: Device) -> str:
     """What an error of ONNX Runtime on a device means, and what would help."""
-    first = error.partition("\n")[0]
-    if TOO_OLD in first:
-        return (
-            f"the GPU's driver is too old for {device.package} ({first}); update it to {DRIVER} or newer, or run where "
-            "it is"
-        )
+    own = _CUDA_ERROR.search(error)
+    first = own[0] if own else error.partition("\n")[0]
     return f"{first}; are a GPU, its driver and the libraries of {device.package} there, and handed to this container?"
 
 
