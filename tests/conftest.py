@@ -30,11 +30,9 @@ settings.load_profile("offramp")
 httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)  # type: ignore[attr-defined]
 
 HERE = Path(__file__).parent
-# Files whose tests share what is dear to make (an API server, a browser, services in many states, the parsed product,
-# the release on the cluster) run in one process of pytest-xdist; all others file by file, so that a file's fixtures are
-# made once. One file of the cluster's tests has a cluster of its own.
-TOGETHER = ("operator/test_kube_", "api/", "web/", "source/", "cluster/test_")
-ALONE = "tests/cluster/test_cluster_lifecycle.py"
+# Files whose tests share what is dear to make (an API server, a browser, services in many states, the parsed product)
+# run in one process of pytest-xdist; all others file by file, so that a file's fixtures are made once.
+TOGETHER = ("operator/test_kube_", "api/", "web/", "source/")
 # Files whose tests run programs that `scripts/programs` makes: Kubernetes' and other tools, a browser. On a cold
 # machine they come last.
 PROGRAMS = (
@@ -82,8 +80,14 @@ COMPUTES = (
     "worker/test_tasks.py",
     "worker/test_weights.py",
 )
-# What takes longest begins first, and what mostly waits lies beside what computes: nothing long is left for the end.
+# What takes longest begins first, and what mostly waits lies beside what computes: nothing long is left for the end. At
+# the end are the cluster's tests that want the release alone.
 LONGEST_FIRST = (
+    "cluster/test_bad_luck_on_cluster.py",
+    "cluster/test_cluster_lifecycle.py",
+    "cluster/test_delivery_on_cluster.py",
+    "cluster/test_sharing_on_cluster.py",
+    "cluster/test_training_on_cluster.py",
     "operator/test_kube_",
     "core/test_control_statistics.py",
     "core/test_tiers.py",
@@ -111,6 +115,7 @@ LONGEST_FIRST = (
     "images/",
     "docs/",
 )
+LAST = "cluster/test_removal_on_cluster.py"
 
 
 # Marks that a whole file has, and those that some test of it has.
@@ -166,6 +171,8 @@ def _file(item: pytest.Item) -> str:
 
 
 def _turn(file: str) -> int:
+    if file.startswith(LAST):
+        return len(LONGEST_FIRST) + 1
     return next((i for i, first in enumerate(LONGEST_FIRST) if file.startswith(first)), len(LONGEST_FIRST))
 
 
@@ -175,7 +182,7 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return next((group for group in TOGETHER if file != ALONE and file.startswith(f"tests/{group}")), file)
+        return next((group for group in TOGETHER if file.startswith(f"tests/{group}")), file)
 
 
 @pytest.hookimpl(optionalhook=True)  # `-p no:xdist` knows no such hook

@@ -1,13 +1,15 @@
-"""A release of Offramp on the real cluster of ``make cluster``, installed with the chart, and namespaces to try it
-in."""
+"""A release of Offramp on the real cluster of ``make cluster``, installed with the chart, and namespaces to try it in.
+Sessions of pytest-xdist share all three: ``pytest -n 3 tests/cluster``."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "worker")]
 
 import bundles  # type: ignore[import-not-found]  # noqa: E402
-from kube import Chart, Namespace, run  # noqa: E402
+from kube import Chart, Namespace, locked, run  # noqa: E402
 
 TAG = "test"
 
@@ -29,22 +31,32 @@ def kubeconfig() -> None:
 
 
 @pytest.fixture(scope="session")
-def load(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """A function that builds an image and loads it into the cluster."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all sessions that run these tests together."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def load(kubeconfig: None, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """A function that builds an image and loads it into the cluster, once for all sessions."""
     images = tmp_path_factory.mktemp("images")
 
     def load(part: str, *arguments: str, name: str) -> str:
-        image = f"localhost/offramp/{name}:{TAG}"
-        archive = run("images/build", part, *arguments, image, "--output", str(images / f"{name}.tar")).splitlines()[-1]
-        run("cluster/load-image", archive)
+        image, loaded = f"localhost/offramp/{name}:{TAG}", shared / f"{name}.loaded"
+        with locked(shared / "images.lock"):
+            if not loaded.exists():
+                archive = run("images/build", part, *arguments, image, "--output", str(images / f"{name}.tar"))
+                run("cluster/load-image", archive.splitlines()[-1])
+                loaded.touch()
         return image
 
     return load
 
 
 @pytest.fixture(scope="session")
-def chart(load: Callable[..., str]) -> Iterator[Chart]:
-    """The chart and what tests set in it; at the end no release is left."""
+def chart(load: Callable[..., str], shared: Path) -> Iterator[Chart]:
+    """The chart and what tests set in it; no release is left when the last session ends."""
     values = {
         "replicas": 1,
         "image": {"repository": load("operator", name="operator").rsplit(":", 1)[0], "tag": TAG, "pullPolicy": "Never"},
@@ -52,22 +64,36 @@ def chart(load: Callable[..., str]) -> Iterator[Chart]:
         # A store in the cluster, and archives that only a disk can be too small for.
         "delivery": {"allowPrivateNetworks": True, "sizeLimit": "1024Gi"},
     }
-    made = Chart(f"{run('cluster/tools', 'charts').strip()}/helm", values)
-    yield made
-    made.uninstall()
+    made = Chart(f"{run('cluster/tools', 'charts').strip()}/helm", values, shared / "release.json")
+    users = shared / "users.lock"
+    with locked(users, fcntl.LOCK_SH):
+        yield made
+    with suppress(BlockingIOError), locked(users, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        made.uninstall()
 
 
 @pytest.fixture
-def installed(chart: Chart) -> Chart:
+def held(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
+    """The release for the time of a test: beside other tests, unless it asks to be ``alone`` with it."""
+    with locked(shared / "held.lock", fcntl.LOCK_EX if "alone" in request.fixturenames else fcntl.LOCK_SH):
+        yield
+
+
+@pytest.fixture
+def alone(held: None) -> None:
+    """For tests that replace or remove the release."""
+
+
+@pytest.fixture
+def installed(held: None, chart: Chart) -> Chart:
     """The operator of every namespace, installed: also where the story before removed it."""
     chart.install()
     return chart
 
 
 @pytest.fixture(scope="session")
-def release(chart: Chart, load: Callable[..., str]) -> Callable[[Path, str], str]:
+def release(load: Callable[..., str]) -> Callable[[Path, str], str]:
     """A function that makes a bundle folder an image of the cluster."""
-    chart.install()
     return lambda folder, name: load("bundle", str(folder), name=name)
 
 

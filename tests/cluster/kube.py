@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,14 @@ def run(*command: str, stdin: str | None = None) -> str:
         f"{' '.join(command)} ended with {done.returncode}: {(done.stderr or done.stdout)[-3000:]}"
     )
     return done.stdout
+
+
+@contextmanager
+def locked(file: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Wait for other sessions of pytest-xdist; with ``LOCK_SH`` only for those that want it alone."""
+    with file.open("a") as lock:
+        fcntl.flock(lock, how)
+        yield
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,11 @@ class Namespace:
         return found
 
 
+def resources(cpu: str, memory: str) -> dict[str, dict[str, str]]:
+    """Limits; and so small a request that the node has room for the workers of several tests."""
+    return {"limits": {"cpu": cpu, "memory": memory}, "requests": {"cpu": "50m"}}
+
+
 def manifest(image: str, **spec: Any) -> dict[str, Any]:
     """What a user writes for the tiny model in an image."""
     return {
@@ -80,7 +95,7 @@ def manifest(image: str, **spec: Any) -> dict[str, Any]:
         "spec": {
             "model": {"uri": f"oci://{image}", **spec.pop("model", {})},
             "objective": {"latency": {"threshold": "1s"}, "accuracy": {"maxDisagreement": "0.05"}},
-            "worker": {"imagePullPolicy": "Never", "resources": {"limits": {"cpu": "500m", "memory": "512Mi"}}},
+            "worker": {"imagePullPolicy": "Never", "resources": resources("500m", "512Mi")},
             **spec,
         },
     }
@@ -130,29 +145,37 @@ def infer(namespace: Namespace, service: str = "tiny") -> list[str]:
 
 
 class Chart:
-    """The release as Helm 4 installs, upgrades and removes it; each time it waits as kstatus tells it to."""
+    """The release as Helm 4 installs, upgrades and removes it; each time it waits as kstatus tells it to. Sessions of
+    pytest-xdist share it: ``state`` is the file in which they keep how it is installed."""
 
-    def __init__(self, helm: str, values: dict[str, Any]) -> None:
-        self._helm, self._values = helm, values
-        self._installed: dict[str, Any] | None = None
+    def __init__(self, helm: str, values: dict[str, Any], state: Path) -> None:
+        self._helm, self._values, self._state = helm, values, state
 
     def install(self, **other: Any) -> None:
         """Install it with these values besides the tests' own; nothing happens where it is installed so."""
-        values = self._values | other
-        if values != self._installed:
-            # CRDs that an earlier run left are another manager's where Helm 3 or kubectl wrote them.
-            command = ("upgrade", "--install", RELEASE, "helm/offramp", "--create-namespace", "--force-conflicts")
-            self._run(*command, "--timeout", "600s", "-f", "-", stdin=yaml.safe_dump(values))
-            self._installed = values
+        values = json.dumps(self._values | other)
+        with self._locked():
+            if values != self._installed():
+                # CRDs that an earlier run left are another manager's where Helm 3 or kubectl wrote them.
+                command = ("upgrade", "--install", RELEASE, "helm/offramp", "--create-namespace", "--force-conflicts")
+                self._run(*command, "--timeout", "600s", "-f", "-", stdin=values)
+                self._state.write_text(values)
 
     def upgrade(self, *options: str) -> None:
         """Another revision with the values it has and what the options set."""
         self._run("upgrade", RELEASE, "helm/offramp", "--reuse-values", *options, "--timeout", "600s")
 
     def uninstall(self) -> None:
-        if self._installed is not None:
-            self._run("uninstall", RELEASE, "--timeout", "180s")
-            self._installed = None
+        with self._locked():
+            if self._installed():
+                self._run("uninstall", RELEASE, "--timeout", "180s")
+                self._state.unlink()
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self._state.with_suffix(".lock"))
+
+    def _installed(self) -> str:
+        return self._state.read_text() if self._state.exists() else ""
 
     def _run(self, *command: str, stdin: str | None = None) -> None:
         run(self._helm, *command, "--namespace", SYSTEM, "--wait=watcher", stdin=stdin)

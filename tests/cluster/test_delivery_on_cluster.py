@@ -280,7 +280,7 @@ def test_a_bundle_from_a_claim_serves(namespace: Namespace, claim: str) -> None:
 
 
 @pytest.fixture
-def page(release: Callable[[Path, str], str]) -> Iterator[str]:
+def page(namespace: Namespace) -> Iterator[str]:
     """The address of the operator's page on this machine, by ``kubectl port-forward``."""
     command = ["kubectl", "-n", "offramp-system", "port-forward", "deployment/offramp", ":8082"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

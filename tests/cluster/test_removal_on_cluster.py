@@ -1,5 +1,5 @@
-"""The release is removed under traffic; an operator of some namespaces comes and goes; people's roles come and go with
-the chart."""
+"""The release is upgraded and removed under traffic; an operator of some namespaces comes and goes; people's roles come
+and go with the chart."""
 
 from __future__ import annotations
 
@@ -37,8 +37,51 @@ def bind(role: str, *, who: str, namespace: Namespace) -> None:
     run("kubectl", "create", "rolebinding", who, f"--clusterrole={role}", f"--user={who}", "-n", namespace.name)
 
 
+def test_an_operator_is_upgraded_with_a_canary_in_mid_step_and_no_request_fails(
+    alone: None, namespace: Namespace, good: str, installed: Chart
+) -> None:
+    # The slowness gate has no part in this story, whatever a ramp costs this tiny model on a shared machine.
+    pinned = {"mode": "Pinned", "maxOverhead": "1", "pin": {"ramps": [{"id": "r02-linear", "threshold": "0.000001"}]}}
+    steps = {"steps": [{"weight": 50, "pause": "1h"}]}
+    namespace.apply(manifest(good, ramps={"mode": "Disabled"}))
+    namespace.eventually("the service to be ready", lambda: ready(namespace))
+    clients = Clients(namespace, 600)
+    try:
+        namespace.apply(manifest(good, ramps=pinned, rollout=steps))
+
+        def status() -> dict[str, Any]:
+            found = run("kubectl", "get", "ramprollouts", "-n", namespace.name, "-o", "json")
+            items = json.loads(found)["items"]
+            return dict(items[0].get("status", {})) if items else {}
+
+        namespace.eventually(
+            "the canary", lambda: status().get("weight") == 50 and status()["phase"] in ("Progressing", "Paused")
+        )
+        before = status()
+        installed.upgrade("--set", f"podAnnotations.upgraded={namespace.name}")
+        after = status()
+        assert (after.get("weight"), after["startedAt"]) == (50, before["startedAt"]), after
+        assert after["phase"] in ("Progressing", "Paused"), after
+        run(
+            "kubectl",
+            "patch",
+            "ramprollout",
+            "tiny-1",
+            "-n",
+            namespace.name,
+            "--type=merge",
+            "-p",
+            '{"spec":{"decision":"Abort"}}',
+        )
+        namespace.eventually("the new operator to abort it", lambda: status()["phase"] == "Aborted")
+    finally:
+        answers = clients.stop()
+    assert len(answers) > 100
+    assert set(answers) == {"200"}
+
+
 def test_removing_the_release_leaves_workers_that_serve_and_nothing_that_is_stuck(
-    namespace: Namespace, good: str, chart: Chart
+    alone: None, namespace: Namespace, good: str, chart: Chart
 ) -> None:
     namespace.apply(manifest(good))
     namespace.eventually("the service to be ready", lambda: ready(namespace))
@@ -63,7 +106,7 @@ def test_removing_the_release_leaves_workers_that_serve_and_nothing_that_is_stuc
 
 
 def test_an_operator_of_some_namespaces_serves_those_alone_for_people_with_the_clusters_own_roles(
-    chart: Chart, namespaces: Callable[[], Namespace], good: str
+    alone: None, chart: Chart, namespaces: Callable[[], Namespace], good: str
 ) -> None:
     mine, other = namespaces(), namespaces()
     chart.install(scope={"kind": "namespaces", "namespaces": [mine.name]})

@@ -11,7 +11,7 @@ from typing import Any
 
 import bundles  # type: ignore[import-not-found]
 import pytest
-from kube import Clients, Namespace, manifest, run
+from kube import Clients, Namespace, manifest, resources, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200, func_only=True)]
 
@@ -45,7 +45,7 @@ def claim(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def pool() -> dict[str, Any]:
-    worker = {"imagePullPolicy": "Never", "resources": {"limits": {"cpu": "500m", "memory": "768Mi"}}}
+    worker = {"imagePullPolicy": "Never", "resources": resources("500m", "768Mi")}
     return {
         "apiVersion": "earlyexit.dev/v1alpha1",
         "kind": "WorkerPool",

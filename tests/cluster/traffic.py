@@ -8,11 +8,13 @@ At least one is sent; a refused connection is tried again, for a minute until on
 be there yet.
 """
 
+import json
 import sys
 import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
 import bundles
@@ -20,18 +22,19 @@ import bundles
 CONNECT_SECONDS = 60.0
 
 
+def body(row: np.ndarray) -> bytes:
+    tensor = {"name": "x", "shape": [1, *row.shape], "datatype": "FP32", "data": row.ravel().tolist()}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
 def main(url: str, seconds: float, model: str = bundles.MODEL) -> None:
-    x = bundles.inputs(64)
+    bodies = [body(row) for row in bundles.inputs(64)]
     began, connected = time.monotonic(), False
-    with httpx.Client(timeout=10.0, trust_env=False) as client:
+    with httpx.Client(timeout=10.0, trust_env=False, headers={"Content-Type": "application/json"}) as client:
         for i in range(10**9):
-            row = x[i % len(x)]
-            tensor = {"name": "x", "shape": [1, *row.shape], "datatype": "FP32", "data": row.ravel().tolist()}
             try:
-                print(
-                    client.post(f"{url}/v2/models/{model}/infer", json={"inputs": [tensor]}).status_code,
-                    flush=True,
-                )
+                reply = client.post(f"{url}/v2/models/{model}/infer", content=bodies[i % len(bodies)])
+                print(reply.status_code, flush=True)
                 connected = True
             except httpx.TransportError as error:
                 refused = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
