@@ -44,6 +44,7 @@ PROGRAMS = (
     "web/",
     "docs/test_blocks.py",
     "e2e/test_embedded_dashboards.py",
+    "e2e/test_embedded_generation.py",
     "worker/test_fetch_s3.py",
 )
 # Tests that only compute: no process of theirs has a deadline that load could break, and none times anything that a

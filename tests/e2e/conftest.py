@@ -129,10 +129,15 @@ class Up:
 
 
 def ask(client: httpx.Client, url: str, rows: npt.NDArray[np.float32], **parameters: Any) -> Json:
-    """One request over Open Inference Protocol (JSON tensors)."""
-    tensor = {"name": "x", "datatype": "FP32", "shape": list(rows.shape), "data": rows.ravel().tolist()}
+    """One request over Open Inference Protocol, its tensor as binary data: numbers in JSON cost more than the model."""
+    size = {"binary_data_size": rows.nbytes}
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(rows.shape), "parameters": size}
+    head = json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
     reply = client.post(
-        f"{url}/v2/models/{MODEL}/infer", json={"inputs": [tensor], "parameters": parameters}, timeout=20
+        f"{url}/v2/models/{MODEL}/infer",
+        content=head + rows.tobytes(),
+        headers={"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"},
+        timeout=20,
     )
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
@@ -147,14 +152,15 @@ def alive(pid: int) -> bool:
 
 @dataclass
 class Traffic:
-    """Open-loop clients in threads: ``rate`` requests per second of rows drawn with replacement, answers compared with
-    the model's own."""
+    """Open-loop clients in threads: ``rate`` requests per second of rows drawn with replacement, ``together`` in each;
+    answers are compared with the model's own. ``answered``, ``agreed`` and ``exits`` count rows."""
 
     url: Callable[[], str]
     rows: npt.NDArray[np.float32]
     truth: npt.NDArray[np.int64]
     rate: float = 60.0
     clients: int = 3
+    together: int = 1
     parameters: Json = field(default_factory=dict)
     answered: int = 0
     agreed: int = 0
@@ -180,21 +186,21 @@ class Traffic:
         with httpx.Client(trust_env=False) as client:
             while self._running.is_set():
                 time.sleep(float(rng.exponential(self.clients / self.rate)))
-                self._one(client, int(rng.integers(len(self.rows))))
+                self._one(client, rng.integers(len(self.rows), size=self.together))
 
-    def _one(self, client: httpx.Client, row: int) -> None:
+    def _one(self, client: httpx.Client, drawn: npt.NDArray[np.int64]) -> None:
         try:
-            reply = ask(client, self.url(), self.rows[row : row + 1], **self.parameters)
+            reply = ask(client, self.url(), self.rows[drawn], **self.parameters)
         except (httpx.HTTPError, AssertionError) as error:
             with self._lock:
                 self.failures.append(repr(error))
             return
-        label = next(o["data"][0] for o in reply["outputs"] if o["name"] == "label")
+        labels = next(o["data"] for o in reply["outputs"] if o["name"] == "label")
         with self._lock:
-            self.answered += 1
-            self.agreed += int(label == self.truth[row])
-            exit_name = str(reply["parameters"]["exit"])
-            self.exits[exit_name] = self.exits.get(exit_name, 0) + 1
+            self.answered += len(drawn)
+            self.agreed += int((np.array(labels) == self.truth[drawn]).sum())
+            for exit_name in str(reply["parameters"]["exit"]).split(","):
+                self.exits[exit_name] = self.exits.get(exit_name, 0) + 1
 
 
 class Tools:

@@ -18,6 +18,7 @@ from bench.ports import free_port
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "helm" / "offramp" / "files"
 SCRAPE_SECONDS = 2
+GENERATED = "Generated answers"  # the row of services that write text
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def test_a_class_whose_exits_break_its_budget_is_named_by_none_while_the_others_
     )
     rows = tools.inputs(600, seed=77)
     truth = tools.answers(bundle, rows)
-    traffic = tools.Traffic(lambda: service.url, rows, truth, rate=100.0)
+    traffic = tools.Traffic(lambda: service.url, rows, truth, rate=50.0, together=4)
     service.start()
     service.await_ready(1)
     traffic.start()

@@ -29,7 +29,7 @@ def test_a_recommendation_is_approved_paused_and_resumed_by_hand(up: MakeUp, too
     waited = offramp(service, "status", "tiny", "--wait", "--timeout", "240s")
     assert waited.returncode == 0, waited.stderr
     rows = tools.inputs(200)
-    traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=120)
+    traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=60, together=4)
     traffic.start()
 
     def told(*arguments: str) -> str:

@@ -31,7 +31,7 @@ def test_a_lower_precision_is_certified_and_promoted_and_goes_off_when_the_user_
     }
     service = up(**spec, ramps={"maxOverhead": "0.5"})  # a shared machine makes batches slow for reasons of its own
     rows = tools.inputs(600, seed=77)
-    traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=60.0)
+    traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=60.0, together=4)
     service.start()
     service.await_ready(1)
     traffic.start()

@@ -38,7 +38,7 @@ def test_a_plan_is_certified_canaried_and_promoted_across_restarts_of_everything
         rollout={"steps": [{"weight": 30}, {"weight": 60}], "confidence": "0.9", "cooldown": "20s"},
     )
     rows = tools.inputs(600, seed=77)
-    traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=60.0)
+    traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=60.0, together=4)
     service.start()
     service.await_ready(2)
     traffic.start()

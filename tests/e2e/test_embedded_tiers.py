@@ -53,7 +53,7 @@ def test_two_tiers_get_different_plans_and_the_one_that_breaks_its_budget_is_sto
     )
     rows = tools.inputs(3000, seed=77)
     truth = tools.answers(bundle, rows)
-    traffic = tools.Traffic(lambda: service.url, rows, truth, rate=100.0)
+    traffic = tools.Traffic(lambda: service.url, rows, truth, rate=50.0, together=4)
     service.start()
     service.await_ready(1)
     traffic.start()
