@@ -28,7 +28,7 @@ def ledger_of(service: Up) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_plan_is_certified_canaried_and_promoted_across_restarts_of_everything(
     up: Callable[..., Up], tools: Any, bundle: Path
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_plan_is_certified_canaried_and_promoted_across_restarts_of_everything
     def succeeded() -> bool:
         return any(r.get("status", {}).get("verdict") == "Succeeded" for r in service.objects("RampRollout"))
 
-    tools.eventually(succeeded, what="the promotion", seconds=240, state=lambda: (service.rollout(), service.tail()))
+    tools.eventually(succeeded, what="the promotion", seconds=480, state=lambda: (service.rollout(), service.tail()))
     stable = service.status()["stableConfig"]
     config = next(c for c in service.objects("RampConfig") if c["metadata"]["name"] == stable)
     assert config["spec"]["ramps"], "the promoted plan has exits"

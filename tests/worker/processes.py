@@ -167,10 +167,8 @@ class WorkerProcess:
 
     def infer_binary(self, x: np.ndarray[Any, Any]) -> httpx.Response:
         """One request with the tensor as binary data."""
-        tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
-        header = json.dumps({"inputs": [tensor]}).encode()
-        headers = {"Inference-Header-Content-Length": str(len(header))}
-        return self.public.post("/v2/models/tiny/infer", content=header + x.tobytes(), headers=headers)
+        content, headers = infer_bytes(x)
+        return self.public.post("/v2/models/tiny/infer", content=content, headers=headers)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.log if line["event"] == name]
@@ -194,6 +192,13 @@ class WorkerProcess:
 def infer_json(x: np.ndarray[Any, Any], **extra: Any) -> dict[str, Any]:
     tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.reshape(-1).tolist()}
     return {"inputs": [tensor], **extra}
+
+
+def infer_bytes(x: np.ndarray[Any, Any]) -> tuple[bytes, dict[str, str]]:
+    """The body of a request whose tensor is binary data, and its headers."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
+    header = json.dumps({"inputs": [tensor]}).encode()
+    return header + x.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
 
 
 def decoded(reply: dict[str, Any]) -> dict[str, Any]:
