@@ -133,6 +133,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     file, text = collection_path.relative_to(HERE).as_posix(), collection_path.read_text(encoding="utf-8")
     every = set(MARK.findall(marked[0])) if (marked := MARKED.search(text)) else set()
     some = set(MARK.findall(text))
+    if file.startswith("core/") and "slow" in some:
+        some.add("simulation")  # by core/conftest.py
     if file.startswith(COMPUTES):
         every.add("computes")
     if any(name.startswith(file) for name in COMPUTES):
@@ -140,8 +142,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     left_out = {part.removeprefix("not ") for part in expression.split(" and ") if part.startswith("not ")}
     if every & left_out:
         return True
-    alone = set(expression.split(" or "))  # one of these marks, which no other hook gives, is asked for
-    return True if alone <= {"simulation", "computes"} and not alone & (every | some) else None
+    asked = set(expression.split(" or "))
+    return True if asked <= {"simulation", "computes"} and not asked & (every | some) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
