@@ -85,7 +85,7 @@ def table(metrics: Iterator[Row]) -> str:
 
 def worker_rows() -> list[Row]:
     nothing: Any = None
-    return list(rows(WorkerMetrics().registry, RampUtility(nothing, nothing), EngineState(nothing, nothing)))
+    return list(rows(WorkerMetrics().registry, RampUtility(nothing), EngineState(nothing, nothing)))
 
 
 def shared_rows() -> list[Row]:

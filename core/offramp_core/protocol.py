@@ -168,6 +168,10 @@ class PlacedModel:
     options: dict[str, str] = field(default_factory=dict)
     #: It is about to go: answered as ever, but each connection ends with its answer.
     leaving: bool = False
+    #: Seconds without a request after which it leaves memory until the next one; None: it stays.
+    unload_after_seconds: float | None = None
+    #: Where it is new, it need not be loaded before a request asks for it.
+    at_rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,7 @@ class SignedDocument:
 
 # --- upwards ---------------------------------------------------------------------------------------
 
-ModelStanding = Literal["Loading", "Serving", "Failed"]
+ModelStanding = Literal["Loading", "Serving", "Unloaded", "Failed"]  # of Unloaded ones a request begins the load
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,9 @@ class HeldModel:
 
     ``mark`` is what serves, empty before anything does; ``model`` what clients call it, empty before its bundle was
     read. ``message`` says what is wrong with what was asked for last, also where something earlier serves on. ``bytes``
-    are what it takes in memory, ``busy_seconds`` how long it has had the executor.
+    are what it takes in memory once it is loaded, ``busy_seconds`` how long it has had the executor, ``load_seconds``
+    what its last load took. An ``Unloaded`` one is ``wanted`` where requests have come for it: it is being loaded, or
+    there was no room.
     """
 
     service_uid: str
@@ -210,6 +216,8 @@ class HeldModel:
     message: str = ""
     bytes: int = 0
     busy_seconds: float = 0.0
+    load_seconds: float = 0.0
+    wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     # fmt: off
     # --- workers that start, and that do not
     SERVING = "Serving", GOOD, "Ready=True", "Workers are ready and serve under the RampConfig that the message names."
+    UNLOADED = "Unloaded", GOOD, "Ready=True", "The workers of its pool have the bundle out of memory, because no request came for `spec.sharing.unloadAfterSeconds`; the next request has it loaded, in about the time that the message says."
     ALL_READY = "AllReady", GOOD, "WorkersAvailable=True", "As many workers are ready as `spec.replicas`, or an autoscaler, asks for."
     STARTING = "Starting", NEUTRAL, "Ready=False WorkersAvailable=False VersionOnTrial=True", "No worker is ready yet and nothing has failed: images are pulled, the bundle is verified, sessions are built.", "wait"
     FETCHING_BUNDLE = "FetchingBundle", NEUTRAL, "Ready=False WorkersAvailable=False", "A new worker fetches its bundle from `https://` or `s3://`; the message says how far it is, in steps of 5 %.", "wait"

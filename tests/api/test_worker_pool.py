@@ -75,6 +75,9 @@ OF_SERVICES = [
     ({"ramps": {"store": {"claimName": "a"}}}, "ramps.store needs workers of the service's own"),
     ({"sharing": {"pool": "A"}}, "pool must be the name of a WorkerPool"),
     ({"sharing": {}}, "spec.sharing.pool: Required value"),
+    ({"sharing": {"pool": "shared", "unloadAfterSeconds": 9}}, "greater than or equal to 10"),
+    ({"sharing": {"pool": "shared", "unloadAfterSeconds": 604801}}, "less than or equal to 604800"),
+    ({"sharing": {"pool": "shared", "unloadAfterSeconds": "1m"}}, 'must be of type integer: "string"'),
 ]
 
 
@@ -100,7 +103,12 @@ def test_sharing_is_for_good(api: Any, manifests: Any) -> None:
     ):
         refused = api.merge(manifest, {"spec": change})
         assert refused.status_code == 422 and "sharing cannot be added, changed or removed" in refused.json()["message"]
-    assert api.merge(shared, {"spec": {"replicas": 2}}).status_code == 200
+    for change in (
+        {"replicas": 2},
+        {"sharing": {"unloadAfterSeconds": 600}},
+        {"sharing": {"unloadAfterSeconds": None}},
+    ):
+        assert api.merge(shared, {"spec": change}).status_code == 200
     for manifest in (shared, alone):
         name = manifest["metadata"]["name"]
         api.request("DELETE", f"/apis/earlyexit.dev/v1alpha1/namespaces/default/earlyexitservices/{name}")

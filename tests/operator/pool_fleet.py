@@ -70,9 +70,14 @@ class Process:
         return httpx.post(url, json={"inputs": [tensor]}, timeout=30).status_code
 
     def boot_id(self, service_uid: str, model: str) -> str:
+        return str(self.state(service_uid, model)["boot_id"])
+
+    def state(self, service_uid: str, model: str) -> dict[str, Any]:
+        """As a service's control plane sees its model."""
         headers = {"Authorization": f"Bearer {KEY.admin_token(service_uid)}"}
         state = httpx.get(f"http://{self.address}:8081/models/{model}/v1/state", headers=headers, timeout=5)
-        return str(state.raise_for_status().json()["boot_id"])
+        found: dict[str, Any] = state.raise_for_status().json()
+        return found
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -88,11 +93,17 @@ class PoolFleet:
     folder: Path
     ahead: float = 0.0
     processes: dict[str, Process] = field(default_factory=dict)
+    used: list[Observer | Calls] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.cache = ObjectCache()
+        self.another_operator()
+
+    def another_operator(self) -> None:
+        """One that remembers nothing."""
         platform = KubePlatform(self.client, self.cache, workers=WORKERS, instance="t")
         self.observer, self.calls = Observer(), Calls()
+        self.used += [self.observer, self.calls]
         self.services = Reconciler(platform, self.observer, KEY)
         self.pools = PoolReconciler(
             self.client,
@@ -196,8 +207,8 @@ class PoolFleet:
         for process in self.processes.values():
             process.process.kill()
             process.process.wait()
-        await self.observer.close()
-        await self.calls.close()
+        for used in self.used:
+            await used.close()
 
     async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds

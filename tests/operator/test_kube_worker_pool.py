@@ -171,6 +171,50 @@ def test_workers_are_replaced_with_no_service_left_out(fleet: Any, manifests: An
     tools.run(story())
 
 
+def test_a_service_that_nobody_asks_for_leaves_memory_and_stays_ready_and_another_operator_loses_nothing(
+    fleet: Any, manifests: Any, tools: Any
+) -> None:
+    """``spec.sharing.unloadAfterSeconds``, at its least."""
+    sharing = {"pool": "shared", "unloadAfterSeconds": 10}
+
+    def standing(f: PoolFleet) -> dict[str, str]:
+        return {s["name"]: s["standing"] for worker in f.pool()["workers"] for s in worker["services"]}
+
+    async def story() -> None:
+        async with fleet() as f:
+            for seed, name in enumerate(("a", "b")):
+                write_bundle(f.claim, name, seed=seed)
+            f.create(service(manifests, "a", sharing=sharing))
+            f.create(service(manifests, "b"))
+            await f.until(lambda: f.is_ready("a", "b"), what="both services being ready")
+            [worker] = f.processes.values()
+            assert worker.infer("a") == 200
+            before = worker.state(uid_of(f, "a"), "a")
+            assert before["epoch"] > 0
+            await f.until(lambda: standing(f) == {"a": "Unloaded", "b": "Serving"}, what="the end of a in memory")
+            await f.until(lambda: f.condition("a").get("reason") == "Unloaded", what="what is said of that")
+            assert f.is_ready("a", "b")
+            assert f.condition("a")["message"].startswith("Unloaded, loads on the next request in about 1 s, under a-")
+            known = next(s for s in f.pool()["services"] if s["name"] == "a")
+            assert (known["workers"], known["unloaded"]) == (1, 1) and known["bytes"] > 0
+            told = f.condition("shared", of=WORKER_POOL)
+            assert (told["status"], told["reason"]) == ("True", "PoolReady") and "1 are unloaded" in told["message"]
+
+            f.another_operator()
+            for _ in range(5):
+                await f.tick()
+            assert standing(f)["a"] == "Unloaded", "watching does not load it"
+            assert f.condition("a").get("reason") == "Unloaded"
+            assert await f.behind("a") == [worker]
+            assert worker.infer("a") == 200
+            await f.until(lambda: f.condition("a").get("reason") == "Serving", what="a serving again")
+            after = worker.state(uid_of(f, "a"), "a")
+            assert (after["boot_id"], after["epoch"]) == (before["boot_id"], before["epoch"])
+            assert worker.infer("b") == 200
+
+    tools.run(story())
+
+
 def _pool(f: PoolFleet) -> dict[str, Any]:
     metadata = {"name": "shared", "namespace": f.namespace}
     return {"apiVersion": "earlyexit.dev/v1alpha1", "kind": "WorkerPool", "metadata": metadata}

@@ -243,3 +243,72 @@ def test_the_older_of_two_services_keeps_the_name_of_their_model() -> None:
     assert holds(found, "uid-w0") == {"a"}
     [condition] = found.status.conditions
     assert (condition.reason, condition.message.partition(":")[0]) == ("ServicesWithoutPlace", "twin")
+
+
+def resting(name: str, size: int, *, wanted: bool = False) -> HeldModel:
+    """A service that its worker has out of memory, as it is to be served now."""
+    mark = member(name).placed(KEY).mark
+    return HeldModel(f"uid-{name}", "Unloaded", model=name, mark=mark, bytes=size, load_seconds=1.5, wanted=wanted)
+
+
+def held(told: PodOfPool, *models: HeldModel) -> PodOfPool:
+    assert told.held is not None
+    return replace(told, held=replace(told.held, models=(*told.held.models, *models)))
+
+
+def test_what_nobody_asks_for_takes_no_memory_and_gets_requests_as_before() -> None:
+    a, b, c = member("a"), member("b"), member("c")
+    worker = held(pod("w0", serves={"b": 60}), resting("a", 70))
+    plan = settled(a, b, pods=[worker])
+    assert plan.status.slots == 1 and plan.orders["uid-w0"].routed == {"a", "b"}
+    [listed] = [model for model in plan.lists["uid-w0"].models if model.service == "a"]
+    assert listed.at_rest, "another worker need not load it either"
+    [known, _] = plan.status.services
+    assert (known.workers, known.unloaded, known.bytes) == (1, 1, 70)
+    [condition] = plan.status.conditions
+    assert condition.status == "True" and "1 are unloaded until somebody asks" in condition.message
+    assert plan.status.workers[0].services[0].load_millis == 1500
+
+    more = settled(a, b, c, pods=[held(pod("w0", serves={"b": 60, "c": 35}), resting("a", 70))])
+    assert more.status.slots == 1, "its room is another's"
+    again = plan_pool(
+        view(more.status, [held(pod("w0", serves={"b": 60, "c": 35}), resting("a", 70, wanted=True))], a, b, c), 1.0
+    )
+    assert again.status.slots == 2 and not again.status.services[0].message, "and somewhere else it gets room again"
+    assert "a" in again.orders["uid-w0"].routed, "until then it is asked for where it is"
+
+
+def test_what_is_in_memory_is_not_pushed_out_by_what_comes_back_and_that_is_told() -> None:
+    names = "abcd"
+    members = [member(name) for name in names]
+    pods = [
+        pod("w0", serves={"b": 80}),
+        pod("w1", serves={"c": 80}),
+        held(pod("w2", serves={"d": 80}), resting("a", 70)),
+    ]
+    before = settled(*members, pods=pods)
+    assert before.status.slots == 3
+    pods[2] = held(pod("w2", serves={"d": 80}), resting("a", 70, wanted=True))
+    plan = before
+    for _ in range(3):
+        plan = plan_pool(view(plan.status, pods, *members), 1.0)
+        assert {name for order in plan.orders.values() for name in order.routed} == set(names)
+        assert plan.orders == before.orders
+    told = plan.status.services[0].message
+    assert "it is asked for, and no worker has 70 bytes left to load it into" in told and "raise maxWorkers" in told
+    [condition] = plan.status.conditions
+    assert (condition.status, condition.reason) == ("False", "ServicesWithoutPlace")
+    pods[0] = held(pod("w0", serves={}), resting("b", 80))
+    plan = plan_pool(view(plan.status, pods, *members), 2.0)
+    assert not plan.status.services[0].message, "once another is at rest there is room"
+
+
+def test_a_service_that_changes_or_is_loaded_somewhere_is_not_at_rest() -> None:
+    a = member("a")
+    older = replace(resting("a", 70), mark="older")
+    for pods in (
+        [held(pod("w0", serves={}), older)],
+        [held(pod("w0", serves={}), resting("a", 70)), pod("w1", serves={"a": 70})],
+    ):
+        plan = settled(a, pods=pods)
+        assert not any(model.at_rest for listed in plan.lists.values() for model in listed.models)

@@ -209,8 +209,8 @@ def test_each_hand_in_that_fails_is_the_only_one(start: Any, link: Link) -> None
     engine = start()
     came = threading.Event()
     for hand_in in (partial(np.zeros, -1), came.set):
-        engine._desk.left()
-        engine._desk.back(hand_in)
+        engine.desk.left()
+        engine.desk.back(hand_in)
     assert came.wait(DEADLINE_SECONDS)
     assert engine.alive
 

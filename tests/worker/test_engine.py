@@ -638,14 +638,14 @@ def test_audits_survive_more_draws_than_the_backlog_holds(bench: Bench, bundle_d
     seen = []
     for part in np.split(bundles.inputs(n, seed=2), 8):
         bench.engine.submit(part, never_exit=False)
-        seen.append(len(bench.engine._desk))
+        seen.append(len(bench.engine.desk))
     eventually(lambda: bench.counts(1).audited == n, what="all audits")
     assert max(seen) <= BACKLOG_LIMIT + 64
 
 
 def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: Path) -> None:
     bench.activate(bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0)
-    bench.engine._desk._scored = lambda x: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[assignment]
+    bench.engine.desk._scored = lambda x: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[assignment]
     bench.serve(bundles.inputs(5))
     assert (bench.counts(1).drawn, bench.counts(1).audited, bench.counts(1).disagreements) == (5, 5, 5)
 
@@ -653,7 +653,7 @@ def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: P
 def test_an_audit_that_fails_leaves_a_record_that_disagrees_with_every_plan(bench: Bench, bundle_dir: Path) -> None:
     bench.activate(bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0)
     bench.serve(bundles.inputs(3))
-    desk, whole = bench.engine._desk, bench.engine._desk._scored
+    desk, whole = bench.engine.desk, bench.engine.desk._scored
     desk._scored = lambda x: (
         (_ for _ in ()).throw(RuntimeError("no memory")) if len(x) > 1 or x[0, 0, 0, 0] == 7 else whole(x)
     )  # type: ignore[assignment]

@@ -146,7 +146,7 @@ def test_audits_take_precedence_where_too_many_wait_though_requests_always_do(
             world.ask("other")
         while len(world.order) < n:
             await asyncio.sleep(0)
-            most = max(most, len(engine._desk))
+            most = max(most, len(engine.desk))
 
     World(bundle, sessions).run(story)
     assert BACKLOG_LIMIT // 2 < most <= BACKLOG_LIMIT + MAX_CHUNK

@@ -28,9 +28,9 @@ def totals(utility: RampUtility) -> dict[str, dict[str, float]]:
 
 def test_the_utility_of_ramps_is_what_leavers_save_less_what_passers_pay(bundle: Bundle, bundle_dir: Path) -> None:
     counters = Counters()
-    utility = RampUtility(counters, bundle)
+    utility = RampUtility(counters)
     plan = plan_for(bundle_dir, {"r00-grid": "0.5", "r02-linear": "0.5"})
-    utility.know(plan)
+    utility.know(plan, bundle)
     counter = counters.open(epoch=3, arm="stable", plan_hash=plan.content_hash)
     counter.count_replies(exit_name="r00-grid", latencies=[0.1] * 4, drawn=0)
     counter.count_replies(exit_name="final", latencies=[0.1] * 5, drawn=0)
@@ -54,9 +54,9 @@ def test_the_utility_of_ramps_is_what_leavers_save_less_what_passers_pay(bundle:
 
 def test_utility_never_goes_backwards_when_old_epochs_are_dropped(bundle: Bundle, bundle_dir: Path) -> None:
     counters = Counters()
-    utility = RampUtility(counters, bundle)
+    utility = RampUtility(counters)
     plan = plan_for(bundle_dir, {"r00-grid": "0.5"})
-    utility.know(plan)
+    utility.know(plan, bundle)
     seen = []
     for epoch in range(1, 20):
         counter = counters.open(epoch=epoch, arm="canary", plan_hash=plan.content_hash)

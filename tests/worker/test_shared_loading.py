@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import shutil
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import bundles
 import grpc
 import httpx
+import orjson
 import pytest
-from processes import TOKEN, document, infer_json, plan_for
+from processes import TOKEN, document, infer_json, plan_for, sign
+from prometheus_client import generate_latest
 from shared import SharedProcess, key, shared, write_models
 
+from offramp_core.errors import PlanRefusedError
 from offramp_worker.devices import ARENA, _options, share_arena
 from offramp_worker.grpc.messages import SERVICE, message
 from offramp_worker.http.refusals import Response
@@ -145,7 +150,7 @@ def test_a_call_over_grpc_waits_for_its_model_too_or_is_told_why_it_is_not_there
 
 
 @pytest.mark.slow
-def test_a_model_evicted_in_mid_canary_takes_its_document_again_and_the_others_lose_nothing(
+def test_a_model_evicted_in_mid_canary_goes_on_with_it_and_the_others_lose_nothing(
     folder: Path, tmp_path: Path
 ) -> None:
     file = write_models(tmp_path, listed(folder, "a", "b", "c", serviceUid="uid"))
@@ -171,13 +176,12 @@ def test_a_model_evicted_in_mid_canary_takes_its_document_again_and_the_others_l
         worker.answer("c", bundles.inputs(1))
         assert worker.index()["a"]["state"] == "UNAVAILABLE"
         assert worker.answer("b", bundles.inputs(1))["parameters"]["arm"] == "canary", "b goes on as it was"
-        cold = worker.deliver_to("a", sent["a"])
-        assert cold.status_code == 503 and "not loaded" in cold.json()["error"]
-        assert worker.answer("a", bundles.inputs(1))["parameters"]["epoch"] == 0, "exits are off until it is told again"
+        assert worker.state_of("a") == first, "to its control plane it is as it was"
         worker.deliver_to("a", sent["a"]).raise_for_status()
-        assert worker.answer("a", bundles.inputs(1))["parameters"]["arm"] == "canary"
+        assert worker.index()["a"]["state"] == "UNAVAILABLE", "what is in force already loads nothing"
+        assert worker.answer("a", bundles.inputs(1))["parameters"]["arm"] == "canary", "it goes on as it was"
         again = worker.state_of("a")
-        assert first.boot_id != again.boot_id, "to its control plane it is a worker that has restarted"
+        assert (again.boot_id, again.epoch) == (first.boot_id, 4)
         assert again.crashed_epoch is None, "and that did not crash"
 
 
@@ -265,7 +269,7 @@ def test_who_would_wait_too_long_is_told_when_to_come_and_the_model_is_there_by_
 
 def test_who_has_waited_as_long_as_one_may_is_refused_and_leaves_the_line(folder: Path, tmp_path: Path) -> None:
     async def story(repository: Repository, model: Model) -> None:
-        async with repository._changing:  # another model comes or leaves meanwhile
+        async with repository.changing:  # another model comes or leaves meanwhile
             client, gone = _Client(), _Client()
             leaving = gone.waiting()
             repository.wait_for(model, leaving)
@@ -282,7 +286,7 @@ def test_who_has_waited_as_long_as_one_may_is_refused_and_leaves_the_line(folder
 def test_who_waits_hears_of_an_unload_by_hand_and_of_a_shutdown(folder: Path, tmp_path: Path) -> None:
     async def story(repository: Repository, model: Model) -> None:
         first, second = _Client(), _Client()
-        async with repository._changing:
+        async with repository.changing:
             repository.wait_for(model, first.waiting())
             unloading = asyncio.create_task(repository.unload(model))
             await asyncio.sleep(0)
@@ -315,7 +319,7 @@ def test_a_model_leaves_only_once_it_has_answered_what_it_was_handed(folder: Pat
     run(folder, tmp_path, story)
 
 
-def test_nothing_of_a_model_that_has_left_stays_in_memory(folder: Path, tmp_path: Path) -> None:
+def test_nothing_that_computes_stays_in_memory_of_a_model_that_has_left(folder: Path, tmp_path: Path) -> None:
     async def story(repository: Repository, model: Model) -> None:
         await repository.load(model)
         answered, ports = list[int](), (public_port(repository), admin_port(repository))
@@ -330,7 +334,17 @@ def test_nothing_of_a_model_that_has_left_stays_in_memory(folder: Path, tmp_path
             scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": HEADERS}
             await port(scope, receive, send)
         assert answered == [200, 0, 200, 0]
-        parts = [weakref.ref(part) for part in (model.doors.worker, model.doors.worker.engine, model.doors.front)]
+        assert model.doors.worker.plans is not None
+        plan = plan_for(folder / "a", {"r00-grid": "0.5"})
+        model.doors.worker.plans.deliver(
+            sign(document(plan, canary=plan_for(folder / "a"), weight=50, service_uid="uid"))
+        )
+        serves(repository)
+        await until(lambda: model.doors.worker.observations(after=0, now=0.0).counts[-1].requests)
+        engine = model.doors.worker.engine
+        assert engine is not None
+        parts = [weakref.ref(part) for part in (engine, engine.sessions)]
+        del engine
         await repository.unload(model)
         for _ in range(1000):  # threads that have just told their results may hold them for a moment
             gc.collect()
@@ -338,6 +352,140 @@ def test_nothing_of_a_model_that_has_left_stays_in_memory(folder: Path, tmp_path
                 return
             await asyncio.sleep(0.01)
         pytest.fail(f"{[part() for part in parts]} are there")
+
+    run(folder, tmp_path, story)
+
+
+def serves(repository: Repository, *, times: int = 1) -> None:
+    """Requests of one row to model ``a``, at once."""
+    for _ in range(times):
+        replies = list[Response]()
+        body = orjson.dumps(infer_json(bundles.inputs(1)))
+        SharedInference(repository).answer("/v2/models/a/infer", [], body, replies.append)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def leaves(repository: Repository, model: Model) -> None:
+    async with repository.changing:
+        await repository._evict([model.name], wanted="another")
+    assert model.state == "out" and model.doors.worker.engine is None
+
+
+def test_what_was_seen_of_a_plan_stays_when_memory_is_needed_without_a_state_folder(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The breaker, the newest epoch, counts, records and series."""
+    plan = plan_for(folder / "a", {"r00-grid": "0.5"})
+    sent = document(plan, epoch=5, audit_rate=1.0, service_uid="uid", accuracy_budget=0.9)
+
+    async def story(repository: Repository, model: Model) -> None:
+        await repository.load(model)
+        worker = model.doors.worker
+        assert worker.plans is not None and worker.engine is not None
+        await asyncio.to_thread(worker.plans.deliver, sign(sent))
+        serves(repository, times=7)
+        await until(lambda: sum(c.audited for c in worker.observations(after=0, now=0.0).counts) == 7)
+        stable = worker.engine.active.stable
+        assert stable is not None and stable.breaker is not None
+        stable.breaker.update(audited=400, disagreements=400)
+        state, seen = worker.state(), worker.observations(after=0, now=0.0)
+        assert state.breaker_open and state.epoch == 5 and seen.records.next == 7
+        await leaves(repository, model)
+        assert (worker.state(), worker.observations(after=0, now=0.0)) == (state, seen)
+        with pytest.raises(PlanRefusedError, match="epoch 4 is not newer than 5"):
+            worker.plans.deliver(sign(replace(sent, epoch=4)))
+        refused = worker.state().refused
+        assert refused is not None and refused.epoch == 4
+        await repository.load(model)
+        assert (worker.state(), worker.observations(after=0, now=0.0)) == (replace(state, refused=refused), seen)
+        with pytest.raises(PlanRefusedError, match="epoch 4 is not newer than 5"):
+            worker.plans.deliver(sign(replace(sent, epoch=4)))
+        serves(repository)
+        await until(lambda: worker.observations(after=0, now=0.0).records.next == 8)
+        counts = {c.epoch: c.requests for c in worker.observations(after=0, now=0.0).counts}
+        assert counts == {0: 1, 5: 7}, "exits stay off"
+        assert (
+            'earlyexit_rows_total{arm="stable",outcome="ok"} 8.0' in generate_latest(worker.metrics.registry).decode()
+        )
+
+    run(folder, tmp_path, story)
+
+
+def test_a_plan_that_comes_while_its_model_is_out_of_memory_is_in_force_with_the_next_load(
+    folder: Path, tmp_path: Path
+) -> None:
+    exits, off = plan_for(folder / "a", {"r00-grid": "0.5"}), plan_for(folder / "a")
+
+    async def story(repository: Repository, model: Model) -> None:
+        await repository.load(model)
+        worker = model.doors.worker
+        assert worker.plans is not None
+        worker.plans.deliver(sign(document(exits, epoch=5, service_uid="uid")))
+        await leaves(repository, model)
+        worker.plans.deliver(sign(document(off, epoch=6, service_uid="uid")))
+        assert (worker.state().epoch, worker.state().stable_hash) == (6, off.content_hash)
+        foreign = replace(off, backbone_digest="sha256:" + "0" * 64)
+        with pytest.raises(PlanRefusedError, match="this worker serves"):
+            worker.plans.deliver(sign(document(foreign, epoch=7, service_uid="uid")))
+        assert model.state == "out"
+        await repository.load(model)
+        assert worker.engine is not None and worker.engine.active.epoch == 6
+        assert (worker.state().epoch, worker.state().stable_hash) == (6, off.content_hash)
+
+    run(folder, tmp_path, story)
+
+
+def test_leases_go_on_while_a_model_is_out_of_memory(folder: Path, tmp_path: Path) -> None:
+    sent = document(plan_for(folder / "a", {"r00-grid": "0.5"}), epoch=5, service_uid="uid", stable_lease_seconds=0.05)
+
+    async def story(repository: Repository, model: Model) -> None:
+        await repository.load(model)
+        worker = model.doors.worker
+        assert worker.plans is not None
+        worker.plans.deliver(sign(sent))
+        await leaves(repository, model)
+        await asyncio.sleep(0.1)  # longer than the lease with its stagger
+        await repository.load(model)
+        assert worker.engine is not None and worker.engine.active.epoch == 5
+        assert worker.engine.arms.exits_off, "nobody has renewed it since"
+        worker.renew_lease()
+        assert not worker.engine.arms.exits_off
+
+    run(folder, tmp_path, story)
+
+
+def test_a_state_folder_that_is_lost_keeps_no_model_from_leaving_and_coming_back(folder: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+
+    async def story(repository: Repository, model: Model) -> None:
+        await repository.load(model)
+        shutil.rmtree(state)
+        state.write_text("no folder")
+        await leaves(repository, model)
+        await repository.load(model)
+        assert model.ready
+
+    run(folder, tmp_path, story, OFFRAMP_STATE_DIR=str(state))
+
+
+def test_another_bundle_in_the_folder_of_one_that_has_left_begins_anew(folder: Path, tmp_path: Path) -> None:
+    async def story(repository: Repository, model: Model) -> None:
+        await repository.load(model)
+        worker = model.doors.worker
+        assert worker.plans is not None
+        worker.plans.deliver(sign(document(plan_for(folder / "a", {"r00-grid": "0.5"}), epoch=5, service_uid="uid")))
+        boot = worker.boot_id
+        await leaves(repository, model)
+        worker.settings = replace(worker.settings, bundle=folder / "b")
+        await repository.load(model)
+        state = worker.state()
+        assert state.boot_id != boot and (state.epoch, state.newest_epoch) == (0, 5)
+        assert state.refused is not None and state.refused.reason == "DigestMismatch"
 
     run(folder, tmp_path, story)
 
@@ -365,7 +513,7 @@ def test_a_load_that_fails_in_any_way_is_told_to_who_waits_and_tried_again_by_ha
 def test_a_client_that_leaves_while_it_waits_is_forgotten(folder: Path, tmp_path: Path) -> None:
     async def story(repository: Repository, model: Model) -> None:
         inference, replies, gone = SharedInference(repository), list[Response](), list[bool]()
-        async with repository._changing:
+        async with repository.changing:
             routed = inference.answer("/v2/models/a/infer", [], b"{}", replies.append)
             assert len(model.waiting) == 1
             inference.cancel(routed, gone=lambda: gone.append(True))

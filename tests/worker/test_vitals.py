@@ -198,7 +198,7 @@ def test_audits_wait_while_the_executor_fails_instead_of_counting_against_the_pl
     bench.engine.vitals.trouble = "every run fails"
     hold.set()
     eventually(lambda: all(t in bench.done for t in tickets), what="replies of what was queued")
-    eventually(lambda: len(bench.engine._desk) == 4, what="the draws")
+    eventually(lambda: len(bench.engine.desk) == 4, what="the draws")
     assert bench.counts(1).audited == 0
     bench.engine.vitals.trouble = ""
     bench.engine._batcher.wake()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import Bundle, load_bundle, row_bytes
@@ -20,6 +19,7 @@ from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.turns import SharedTurn
 from offramp_worker.engine.options import EngineOptions
 from offramp_worker.engine.queue.tickets import Ticket
+from offramp_worker.engine.remains import Remains
 from offramp_worker.logs import log_event
 from offramp_worker.memory import return_memory
 from offramp_worker.metrics import Metrics
@@ -28,6 +28,7 @@ from offramp_worker.plans.classifier import ClassifierPlans
 from offramp_worker.plans.fixed import take_fixed_plan
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
+from offramp_worker.reporting import Resting, blank_state, bundle_state, observed, owes_audits, state_of
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import Tracing
 
@@ -44,6 +45,21 @@ def most_rows(settings: Settings, bundle: Bundle) -> int:
     if bundle.encoded is None:
         return settings.max_queue_rows
     return max(1, min(settings.max_queue_rows, settings.max_bodies_bytes // row_bytes(bundle.manifest.inputs[0])))
+
+
+def _named_bundle(settings: Settings) -> Bundle:
+    bundle = load_bundle(settings.bundle, expected_digest=settings.model_digest)
+    if settings.model_name:
+        bundle = replace(bundle, manifest=replace(bundle.manifest, name=settings.model_name))
+    return bundle
+
+
+def _end(engine: Engine, seconds: float) -> None:
+    engine.close()
+    if not engine.join(seconds):
+        log_event("audits-abandoned", level="warning")
+    if engine.captures is not None:
+        engine.captures.close()
 
 
 class InferenceWorker:
@@ -78,6 +94,8 @@ class InferenceWorker:
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
         self._pulled: tuple[ArmCounts, ...] = ()
+        self._resting: Resting | None = None
+        self._until_asked = False
         self.metrics.ready.set_function(lambda: float(self.ready))
 
     def load(self) -> None:
@@ -92,7 +110,7 @@ class InferenceWorker:
         engine = self._loaded = self._loaded or self._load_engine()
         self._take_plans(engine)
         engine.start(measure_seconds=self.settings.measure_seconds)
-        self.engine, self._loaded = engine, None
+        self.engine, self._loaded, self._resting, self.lost = engine, None, None, ""
         if self.phase in ("loading", "broken"):
             self.phase, self._reason = "serving", ""
             log_event(
@@ -105,12 +123,9 @@ class InferenceWorker:
             )
 
     def _load_engine(self) -> Engine:
-        settings = self.settings
         try:
-            bundle = load_bundle(settings.bundle, expected_digest=settings.model_digest)
-            if settings.model_name:
-                bundle = replace(bundle, manifest=replace(bundle.manifest, name=settings.model_name))
-            sessions = Sessions(bundle, threads=settings.threads)
+            bundle = _named_bundle(self.settings)
+            sessions = Sessions(bundle, threads=self.settings.threads)
         except InvalidBundleError as error:
             self._refuse(error)
             raise
@@ -121,7 +136,7 @@ class InferenceWorker:
         engine = Engine(
             bundle,
             sessions,
-            self._options(bundle),
+            replace(self._options(bundle), before=self._before(bundle)),
             marker=self.marker,
             metrics=self.metrics,
             deliver=self._deliver,
@@ -133,6 +148,15 @@ class InferenceWorker:
         if edge is not None:
             edge.link.watch(engine.wake)
         return engine
+
+    def _before(self, bundle: Bundle) -> Remains | None:
+        """What goes on from before the bundle was unloaded. Another bundle in its place begins as another process."""
+        remains = None if self._resting is None else self._resting.remains
+        own = bundle.manifest.backbone_digest, bundle.manifest.ramp_set_digest
+        if remains is None or (remains.backbone_digest, remains.ramp_set_digest) == own:
+            return remains
+        self.boot_id, self._pulled, self._resting = uuid.uuid4().hex, (), None
+        return None
 
     def _edge(self, bundle: Bundle) -> Edge | None:
         """The core of an edge, met if it is there."""
@@ -151,23 +175,27 @@ class InferenceWorker:
     def _take_plans(self, engine: Engine) -> None:
         """Open the desk where plans arrive, and take the file's."""
         settings = self.settings
-        if settings.public_key is not None:
-            self.plans = PlanDesk(
-                ClassifierPlans(engine),
-                public_key=settings.public_key,
-                service_uid=settings.service_uid,
-                memory=self.memory,
-            )
-            if settings.plan_file is not None:
-                self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
-                self._plan_file.poll()
-                self._plan_file.start()
+        if self.plans is not None:
+            self.plans.wake(ClassifierPlans(engine))
+            if self._resting is not None and engine.active.document is not None:
+                engine.arms.go_on(self._resting.leases)
+        elif settings.public_key is not None:
+            self.plans = self._open_desk(settings.public_key, ClassifierPlans(engine))
         elif settings.fixed_plan is not None:
             try:
                 take_fixed_plan(settings.fixed_plan, ClassifierPlans(engine), self.memory)
             except InvalidBundleError as error:
                 self._refuse(error)
                 raise
+
+    def _open_desk(self, key: bytes, target: ClassifierPlans | Resting) -> PlanDesk:
+        settings = self.settings
+        desk = PlanDesk(target, public_key=key, service_uid=settings.service_uid, memory=self.memory)
+        if settings.plan_file is not None:
+            self._plan_file = PlanFile(settings.plan_file, desk, poll_seconds=settings.poll_seconds)
+            self._plan_file.poll()
+            self._plan_file.start()
+        return desk
 
     def _refuse(self, error: InvalidBundleError) -> None:
         self.phase, self._reason = "broken", f"{error}; {error.remedy}"
@@ -225,12 +253,49 @@ class InferenceWorker:
 
     def renew_lease(self) -> None:
         """The control plane is alive and can act: it delivered a document, or pulled and confirmed it."""
-        if self.engine is not None:
-            self.engine.renew_lease()
+        if (engine := self.engine) is not None:
+            engine.renew_lease()
+        elif (resting := self._resting) is not None:
+            resting.renew()
 
-    def rest(self, reason: str) -> None:
-        """Before :meth:`load`: nobody loads the bundle for now, for this reason."""
-        self._reason = reason
+    def rest(self, reason: str, *, until_asked: bool = False) -> None:
+        """Nobody loads the bundle for now, for this reason. ``until_asked``: a request has it loaded."""
+        self._reason, self._until_asked = reason, until_asked
+
+    def await_first_request(self) -> None:
+        """Instead of :meth:`load`: the bundle is verified and let go until a request has it loaded. Blocks, and raises
+        as that does."""
+        try:
+            self._resting = Resting(bundle_state(self, _named_bundle(self.settings)))
+        except InvalidBundleError as error:
+            self._refuse(error)
+            raise
+        if self.settings.public_key is not None and self.plans is None:
+            self.plans = self._open_desk(self.settings.public_key, self._resting)
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether it is loaded, and neither an audit is open nor a canary under way."""
+        engine = self.engine
+        return engine is not None and engine.active.canary is None and not engine.desk.open
+
+    def unload(self, *, seconds: float) -> None:
+        """Finish drawn audits for up to ``seconds``, then let the bundle go until the next :meth:`load`. What was
+        counted, recorded and seen of its plans stays, and goes on then. Blocks."""
+        engine, self.phase = self.engine, "loading"
+        if engine is None:
+            return
+        try:
+            _end(engine, seconds)
+        except Exception as error:  # it leaves all the same
+            log_event("finish-failed", level="error", error=repr(error))
+
+        def resting() -> Resting:
+            state = replace(state_of(self, engine), failing="", message=engine.arms.describe())
+            return Resting(state, Remains.of(engine))
+
+        self._resting = resting() if self.plans is None else self.plans.rest(resting)
+        self.engine = None
 
     def drain(self) -> None:
         """Stop being ready; requests that still arrive are answered until the listener closes."""
@@ -241,11 +306,7 @@ class InferenceWorker:
         if self._plan_file is not None:
             self._plan_file.stop()
         if self.engine is not None:
-            self.engine.close()
-            if not self.engine.join(seconds):
-                log_event("audits-abandoned", level="warning")
-            if self.engine.captures is not None:
-                self.engine.captures.close()
+            _end(self.engine, seconds)
         if self._link is not None:
             self._link.close()
         self.marker.close()
@@ -255,88 +316,39 @@ class InferenceWorker:
     def owes_audits(self) -> bool:
         """Whether the control plane heard of draws that were open then and are compared by now: it would take them
         for lost."""
-        return self.engine is not None and owes_audits(self._pulled, self.engine.counters.snapshot())
+        engine = self.engine
+        return engine is not None and owes_audits(self._pulled, engine.counters.snapshot())
 
     def state(self) -> WorkerState:
-        """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
-        if self.engine is None:
-            return WorkerState(
-                uid=self.settings.uid,
-                boot_id=self.boot_id,
-                service_uid=self.settings.service_uid,
-                model="",
-                ready=False,
-                backbone_digest="",
-                ramp_set_digest="",
-                ramps=(),
-                costs={},
-                crashed_epoch=self.marker.crashed_epoch,
-                message=self._reason if self.phase == "broken" else "",
-                missing_device=self._missing_device if self.phase == "broken" else "",
+        """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else. Of
+        one at rest it is as if the bundle were there."""
+        engine, resting = self.engine, self._resting
+        if engine is not None:
+            return state_of(self, engine)
+        if resting is None or self.phase == "broken":
+            broken = self.phase == "broken"
+            return replace(
+                blank_state(self),
+                message=self._reason if broken else "",
+                missing_device=self._missing_device if broken else "",
                 fetching=self.fetching,
             )
-        engine, captures = self.engine, self.engine.captures
-        manifest, active = engine.bundle.manifest, engine.active
-        costs: dict[str, list[Any]] = {name: a.tolist() for name, a in profile_arrays(engine.bundle.profile).items()}
-        return WorkerState(
-            uid=self.settings.uid,
-            boot_id=self.boot_id,
-            service_uid=self.settings.service_uid,
-            model=manifest.name,
-            ready=self.ready,
-            backbone_digest=manifest.backbone_digest,
-            ramp_set_digest=manifest.ramp_set_digest,
-            ramps=engine.bundle.columns,
-            costs=costs,
-            epoch=active.epoch,
-            output=engine.task.spec.output,
-            stable_hash=active.stable.plan.content_hash if active.stable else "",
-            canary_hash=active.canary.plan.content_hash if active.canary and not engine.arms.canary_lease_ended else "",
-            refused=self.plans.refused if self.plans else None,
-            breaker_open=engine.arms.breaker_open,
-            stopped_tiers=engine.arms.stopped_tiers,
-            crashed_epoch=self.marker.crashed_epoch,
-            message=engine.arms.describe() if self.ready else "",
-            suspicion=engine.arms.suspicion,
-            failing=self.failing,
-            ramp_sets=engine.sets.digests,
-            captures=captures.count if captures else 0,
-            capture_since=captures.since if captures else None,
-            newest_epoch=self.plans.newest_epoch if self.plans else 0,
-            pace=engine.pace,
-            overload_seconds=engine.overload_seconds(),
-        )
+        refused = None if self.plans is None else self.plans.refused
+        return replace(resting.report(ready=self._until_asked), refused=refused)
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:
         """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on.
 
         ``also`` has the numbers to go on from in the rings of other ramp sets, by digest.
         """
-        if self.engine is None:
-            return Observations(self.settings.uid, self.boot_id, now, (), RecordBlock(0, 0, ""))
-        engine = self.engine
-        own = engine.sets.own_digest
-        others, records = [], RecordBlock(after, after, own)
-        for held in engine.sets.held:
-            if held.digest == own:
-                records = held.ring.read(after)
-            else:
-                others.append(held.ring.read((also or {}).get(held.digest, 0)))
-        self._pulled = engine.counters.snapshot()
-        return Observations(
-            self.settings.uid,
-            self.boot_id,
-            now,
-            self._pulled,
-            records,
-            held_back=engine.counters.held_back(),
-            plans=engine.counters.plans(),
-            refused=engine.counters.refused,
-            more_records=tuple(others),
-        )
-
-
-def owes_audits(pulled: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
-    """Whether draws that were open when the control plane ``pulled`` counts last have been compared by ``now``."""
-    audited = {(c.epoch, c.arm): c.audited for c in now}
-    return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in pulled)
+        engine, resting = self.engine, self._resting
+        remains = None if resting is None else resting.remains
+        report = Observations(self.settings.uid, self.boot_id, now, (), RecordBlock(0, 0, ""))
+        if engine is not None:
+            rings, own = {held.digest: held.ring for held in engine.sets.held}, engine.sets.own_digest
+            report = observed(report, engine.counters, rings, own=own, after=after, also=also or {})
+        elif remains is not None:
+            own = remains.ramp_set_digest
+            report = observed(report, remains.counters, remains.rings, own=own, after=after, also=also or {})
+        self._pulled = report.counts
+        return report

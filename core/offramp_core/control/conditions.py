@@ -7,7 +7,7 @@ background tuning never disturbs GitOps health.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -177,6 +177,8 @@ def _ready(facts: Facts) -> Condition:
         kept = f"; workers will start under {facts.stable.name}" if facts.stable is not None else ""
         return _condition(ConditionType.READY, "False", Reason.SCALED_TO_ZERO, by + kept)
     if facts.ready and facts.stable is not None:
+        if message := _unloaded(facts.ready):
+            return _condition(ConditionType.READY, "True", Reason.UNLOADED, f"{message}, under {facts.stable.name}")
         return _condition(ConditionType.READY, "True", Reason.SERVING, f"serving under {facts.stable.name}")
     reason, message = facts.failure
     if not reason and facts.fetching:
@@ -185,6 +187,16 @@ def _ready(facts: Facts) -> Condition:
     return _condition(
         ConditionType.READY, "False", reason or Reason.STARTING, message or f"no worker is ready yet{under}"
     )
+
+
+def _unloaded(workers: Sequence[Worker]) -> str:
+    """Where the bundle is in no worker's memory, when the next request would have it."""
+    loads = [worker.endpoint.loads_in for worker in workers]
+    known = [seconds for seconds in loads if seconds is not None]
+    if len(known) < len(loads):
+        return ""
+    within = f" in about {math.ceil(max(known))} s" if any(known) else ""
+    return f"Unloaded, loads on the next request{within}"
 
 
 def _workers_available(facts: Facts) -> Condition:

@@ -29,7 +29,8 @@ class SharedPoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeldService:
-    """How a service stands in one worker. ``mark`` is of what serves, ``message`` why something does not."""
+    """How a service stands in one worker. ``mark`` is of what serves, ``message`` why something does not,
+    ``load_millis`` what its last load took."""
 
     name: str
     uid: str
@@ -37,6 +38,7 @@ class HeldService:
     model: str = ""
     mark: str = ""
     message: str = ""
+    load_millis: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,14 @@ class SharedWorker:
 
 @dataclass(frozen=True, slots=True)
 class PooledService:
-    """A service of the pool: how many workers hold it and serve, what it takes in memory (0 before that is known) and
-    of an executor's time, and why it has no place. ``mark`` is of what that is known of."""
+    """A service of the pool: how many workers hold it and serve, in how many of those it is ``unloaded`` until a
+    request comes, what it takes in memory (0 before that is known) and of an executor's time, and why it has no place.
+    ``mark`` is of what that is known of."""
 
     name: str
     uid: str
     workers: int = 0
+    unloaded: int = 0
     bytes: int = 0
     busy_millis: int = 0
     model: str = ""

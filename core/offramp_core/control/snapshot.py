@@ -45,8 +45,9 @@ class WorkerEndpoint:
     worker's leaving may cure it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it
     was made of. ``admin_url`` is None while it has no address. ``devices`` names what it asks for beside processors and
     memory, None where the platform hands out nothing; ``unhealthy`` says which of them the platform reports as that.
-    ``node`` is the machine that it runs on, where the platform has several. ``startup`` is None where the platform does
-    not tell how long it took.
+    ``node`` is the machine that it runs on, where the platform has several. ``loads_in`` says that the bundle is out of
+    memory until a request comes, and how many seconds the last load took (0 before there was one). ``startup`` is None
+    where the platform does not tell how long it took.
     """
 
     name: str
@@ -66,6 +67,7 @@ class WorkerEndpoint:
     devices: tuple[str, ...] | None = None
     unhealthy: str = ""
     node: str = ""
+    loads_in: float | None = None
     startup: StartUp | None = None
 
     @property

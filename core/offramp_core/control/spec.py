@@ -48,6 +48,7 @@ _ACCURACY_FIELDS |= {"slices", "classes", "everyClass"}
 _RAMPS_FIELDS = {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
 _ROLLOUT_FIELDS = {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown"}
 _ROLLOUT_FIELDS |= {"rollbackWindow", "historyLimit", "steps"}
+LEAST_UNLOAD_SECONDS, MOST_UNLOAD_SECONDS = 10, 604_800  # a week
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
 _NAMESPACE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _URI = re.compile(
@@ -302,6 +303,8 @@ class ServiceSpec:
     route: Route | None = None
     #: The WorkerPool whose workers serve it beside other services; empty where it has workers of its own.
     shared_pool: str = ""
+    #: Seconds without a request after which those let its bundle go until the next one; None: it stays in memory.
+    unload_after_seconds: int | None = None
     #: What the next release will not read: one sentence each, with what to write instead.
     deprecated: tuple[str, ...] = ()
     #: Why exits stay off whatever the mode is, empty otherwise. No user writes it: a pass does, where the workers serve
@@ -492,7 +495,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         suspend=spec.boolean("suspend", default=False),
         worker=worker,
         pools=pools,
-        shared_pool=_sharing(spec, model, objective),
+        **_sharing(spec, model, objective),
         route=_route(spec),
         deprecated=_deprecated(spec),
     )
@@ -975,13 +978,12 @@ def _pools(spec: _Reader, worker: Mapping[str, Any], objective: Mapping[str, Any
     return found
 
 
-def _sharing(spec: _Reader, model: Mapping[str, Any], objective: Mapping[str, Any]) -> str:
-    """The pool that serves it, whose workers are the pool's to describe."""
+def _sharing(spec: _Reader, model: Mapping[str, Any], objective: Mapping[str, Any]) -> dict[str, Any]:
+    """The pool that serves it, whose workers are the pool's to describe, and when those let it go from memory."""
     if "sharing" not in spec.value:
-        return ""
-    name = spec.section("sharing", {"pool"}).text(
-        "pool", _OBJECT_NAME.pattern, "name a WorkerPool of the service's namespace"
-    )
+        return {}
+    sharing = spec.section("sharing", {"pool", "unloadAfterSeconds"})
+    name = sharing.text("pool", _OBJECT_NAME.pattern, "name a WorkerPool of the service's namespace")
     for other in ("worker", "pools", "autoscaling", "route"):
         if other in spec.value:
             why = f"is about workers of the service's own, and those of WorkerPool {name} serve it; remove it"
@@ -998,7 +1000,10 @@ def _sharing(spec: _Reader, model: Mapping[str, Any], objective: Mapping[str, An
         raise InvalidSpecError(
             spec.path("model.uri"), "must be pvc://CLAIM/PATH with sharing: a worker that serves mounts nothing new"
         )
-    return name
+    after = None
+    if "unloadAfterSeconds" in sharing.value:
+        after = sharing.integer("unloadAfterSeconds", None, low=LEAST_UNLOAD_SECONDS, high=MOST_UNLOAD_SECONDS)
+    return {"shared_pool": name, "unload_after_seconds": after}
 
 
 def _pool(reader: _Reader, worker: Mapping[str, Any]) -> WorkerPool:

@@ -3,6 +3,7 @@
 engine.py   takes turns: one batch, audit or probe at a time
 in_turn.py  the same where engines share their executor
 options.py  its settings, in one object
+remains.py  what it leaves to the next engine of the same bundle
 vitals.py   whether the executor still works
 
 queue/      requests from the door to their answers

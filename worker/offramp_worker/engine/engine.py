@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 import numpy.typing as npt
+from prometheus_client.registry import Collector
 
 from offramp_core.admission import Pace, QueueAdmission
 from offramp_core.batching import batching, exact_seconds, rows_within
@@ -95,27 +96,24 @@ class Engine:
         ``edge``: the core that answers what leaves at no exit here."""
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
         self.task, self.outputs, self.max_rows = bundle.task, bundle.manifest.output_names, options.max_queue_rows
-        self.sets = HeldSets(bundle, sessions, store=options.ramp_set_store)
-        self.counters = Counters()
+        before = options.before
+        self.sets = HeldSets(
+            bundle, sessions, store=options.ramp_set_store, rings=None if before is None else before.rings
+        )
+        self.counters = Counters() if before is None else before.counters
         self._traced, self._clock, self._wall_clock = options.traced, clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._batcher = _batcher(self, options)
         self.overload_seconds = self._batcher.overload_seconds
-        self.arms = Arms(
-            _off_runtime(bundle, self.counters),
-            uid=options.uid,
-            boot_id=options.boot_id,
-            clock=clock,
-            crashed_epoch=marker.crashed_epoch,
-        )
+        self.arms = _arms(self, options)
         self.accounts = _accounts(self, objective=options.latency_seconds)
-        self._desk = _desk(self, captures, edge)
+        self.desk = _desk(self, captures, edge)
         self._followers = _followers(self, options.cache_bytes, deliver) if options.cache_bytes else None
         self._replies = Replies(
             bundle,
             accounts=self.accounts,
             followers=self._followers,
-            audit=self._desk.add,
+            audit=self.desk.add,
             deliver=deliver,
             clock=clock,
         )
@@ -127,8 +125,9 @@ class Engine:
         self._shared = None if turn is None else InTurn(self, turn, options.batching, loop_rows=self._inline_rows)
         self.in_loop = self._shared is not None and self._shared.in_loop  # then serve() only asks for a turn
         self.vitals = Vitals(probe=partial(_probe, self), recovered=self._batcher.wake, lost=lost)
-        self._batches, self.pace, self._abandon_audits = 0, 0.0, False
-        self._thread, self._utility = _thread(self), _show(self)
+        self.batches, self.pace, self._abandon_audits = 0 if before is None else before.batches, 0.0, False
+        self.utility = RampUtility(self.counters) if before is None else before.utility
+        self._thread, self.shown = _thread(self), _show(self)
 
     # --- called from other threads --------------------------------------------------------------
 
@@ -232,13 +231,13 @@ class Engine:
             return
         if self._batcher.rows <= self._inline_rows and self._turn.acquire(blocking=False):
             try:
-                batch = None if self._desk.pressing else self._batcher.take(wait=False)
+                batch = None if self.desk.pressing else self._batcher.take(wait=False)
                 self._replies.give_up(self._batcher.given_up())
                 if batch is not None:
                     self._run_batch(batch)
             finally:
                 self._turn.release()
-        if self._batcher.rows or len(self._desk):
+        if self._batcher.rows or len(self.desk):
             self._batcher.wake()
 
     @property
@@ -261,7 +260,7 @@ class Engine:
         self.metrics.breaker_open.set(self.arms.breaker_open)
         for runtime in (active.stable, active.canary):
             if runtime is not None:
-                self._utility.know(runtime.plan)
+                self.utility.know(runtime.plan, self.bundle)
         self.marker.forget_before(active.epoch)
 
     def wake(self) -> None:
@@ -296,18 +295,18 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            idle = len(self._desk) == 0 or self._audits_wait
+            idle = len(self.desk) == 0 or self._audits_wait
             batch = self._batcher.take(wait=idle)
             self._replies.give_up(self._batcher.given_up())
             with self._turn:
                 if batch is not None:
                     self._run_batch(batch)
                 elif not idle and not self._abandon_audits:
-                    self._desk.step()
+                    self.desk.step()
                 elif self._batcher.finished:
                     return
-                if self._desk.pressing and not self._audits_wait:
-                    self._desk.step()
+                if self.desk.pressing and not self._audits_wait:
+                    self.desk.step()
 
     @property
     def _audits_wait(self) -> bool:
@@ -315,8 +314,8 @@ class Engine:
         return bool(self.vitals.trouble) and not self._batcher.closed and self._forwarding is None
 
     def _run_batch(self, batch: Batch) -> None:
-        active, number = self.arms.active, self._batches
-        self._batches += 1
+        active, number = self.arms.active, self.batches
+        self.batches += 1
         runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
         forwarding = self._forwarding
         counts = forwarding is None or forwarding.draws
@@ -396,13 +395,13 @@ def _batcher(engine: Engine, options: EngineOptions) -> Batcher:
     )
 
 
-def _show(engine: Engine) -> RampUtility:
+def _show(engine: Engine) -> tuple[Collector, ...]:
     """What Prometheus asks for when it scrapes."""
-    utility, metrics = RampUtility(engine.counters, engine.bundle), engine.metrics
-    metrics.audit_backlog.set_function(lambda: engine._desk.backlog)
-    metrics.registry.register(utility)
-    metrics.registry.register(EngineState(engine.arms, engine._batcher))
-    return utility
+    shown = (engine.utility, EngineState(engine.arms, engine._batcher))
+    engine.metrics.audit_backlog.set_function(lambda: engine.desk.backlog)
+    for collector in shown:
+        engine.metrics.registry.register(collector)
+    return shown
 
 
 def _desk(engine: Engine, captures: Captures | None, edge: Edge | None) -> AuditDesk:
@@ -423,10 +422,10 @@ def _desk(engine: Engine, captures: Captures | None, edge: Edge | None) -> Audit
 
 
 def _forwarding(engine: Engine, edge: Edge, options: EngineOptions) -> Forwarding:
-    assert isinstance(engine._desk, EdgeDesk)
+    assert isinstance(engine.desk, EdgeDesk)
     return Forwarding(
         edge,
-        engine._desk,
+        engine.desk,
         engine.bundle,
         replies=engine._replies,
         metrics=engine.metrics,
@@ -442,6 +441,19 @@ def _off_runtime(bundle: Bundle, counters: Counters) -> Runtime:
     manifest = bundle.manifest
     plan = exits_off_plan(backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest)
     return Runtime(plan, 0.0, counters.open(epoch=0, arm="stable", plan_hash=plan.content_hash))
+
+
+def _arms(engine: Engine, options: EngineOptions) -> Arms:
+    arms = Arms(
+        _off_runtime(engine.bundle, engine.counters),
+        uid=options.uid,
+        boot_id=options.boot_id,
+        clock=engine._clock,
+        crashed_epoch=engine.marker.crashed_epoch,
+    )
+    if options.before is not None:
+        arms.active = options.before.watched(arms.active.off)
+    return arms
 
 
 def _accounts(engine: Engine, *, objective: float | None) -> Accounts:
@@ -472,7 +484,7 @@ def _followers(engine: Engine, max_bytes: int, deliver: Deliver) -> Followers:
         arms=engine.arms,
         accounts=engine.accounts,
         metrics=engine.metrics,
-        audit=engine._desk.add,
+        audit=engine.desk.add,
         put_back=put_back,
         deliver=deliver,
         clock=engine._clock,

@@ -44,7 +44,7 @@ class InTurn:
             self._run()
 
     def _run(self) -> None:
-        engine, batcher, desk = self._engine, self._engine._batcher, self._engine._desk
+        engine, batcher, desk = self._engine, self._engine._batcher, self._engine.desk
         while True:
             idle = len(desk) == 0 or engine._audits_wait
             claim = self.claim(wait=idle)
@@ -60,7 +60,7 @@ class InTurn:
 
     def _take(self, *, audit: bool) -> None:
         """Run a batch, or an audit where there is none, and an audit as well where too many wait."""
-        engine, desk = self._engine, self._engine._desk
+        engine, desk = self._engine, self._engine.desk
         batch = engine._batcher.take(wait=False, most=self._most[self._turn.now])
         if batch is not None:
             engine._run_batch(batch)
@@ -69,12 +69,12 @@ class InTurn:
         self._audit_if_pressed()
 
     def _audit_if_pressed(self) -> None:
-        if self._engine._desk.pressing and not self._engine._audits_wait:
-            self._engine._desk.step()
+        if self._engine.desk.pressing and not self._engine._audits_wait:
+            self._engine.desk.step()
 
     def _run_beside_loop(self) -> None:
         """Audits, and requests that came back from elsewhere."""
-        engine, batcher, desk = self._engine, self._engine._batcher, self._engine._desk
+        engine, batcher, desk = self._engine, self._engine._batcher, self._engine.desk
         while True:
             if self.error is not None:
                 raise self.error  # the thread's end tells that the engine is of no use
@@ -108,7 +108,7 @@ class InTurn:
         if batch is not None:
             engine._run_batch(batch)
         self._audit_if_pressed()
-        if len(engine._desk):
+        if len(engine.desk):
             engine.wake()
 
     def fail(self, error: Exception) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from offramp_worker.engine.remains import Remains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +18,8 @@ class EngineOptions:
     uid: str
     #: Of this process.
     boot_id: str = ""
+    #: Of the engine before, of the same bundle in the same process.
+    before: Remains | None = None
     #: The latency objective, if there is one.
     latency_seconds: float | None = None
     #: Rows that may wait.

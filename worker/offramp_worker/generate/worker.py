@@ -28,8 +28,8 @@ from offramp_worker.logs import log_event
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
+from offramp_worker.reporting import owes_audits
 from offramp_worker.settings import Settings
-from offramp_worker.worker import owes_audits
 
 Phase = Literal["loading", "serving", "broken", "draining"]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
+from weakref import ref
 
 import orjson
 
@@ -89,7 +90,7 @@ class Inference:
         self._readers = ThreadPoolExecutor(
             1, thread_name_prefix="bodies"
         )  # one at a time: each needs memory beside its body
-        self._limit: tuple[Engine | None, int] = (None, worker.settings.max_body_bytes)
+        self._limit: tuple[Callable[[], Engine | None], int] = (lambda: None, worker.settings.max_body_bytes)
         self.refusals = Refusals(self._count)
 
     @property
@@ -97,12 +98,12 @@ class Inference:
         """The largest body: what the most rows that a request may have take as JSON, and never more than the
         setting."""
         engine = self._worker.engine
-        if engine is not self._limit[0] and engine is not None:
+        if engine is not None and engine is not self._limit[0]():
             settings, bundle = self._worker.settings, engine.bundle
             values = most_values(bundle.manifest.inputs[0])
             as_json = JSON_VALUE_BYTES * settings.max_queue_rows * values + LARGE_BYTES
             most = settings.max_body_bytes
-            self._limit = engine, min(most, as_json) if bundle.encoded is None else most
+            self._limit = ref(engine), min(most, as_json) if bundle.encoded is None else most
         return self._limit[1]
 
     def answer(self, path: str, headers: Headers, body: bytes | bytearray, reply: Reply) -> Pending | None:

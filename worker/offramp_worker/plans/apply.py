@@ -20,6 +20,7 @@ from offramp_worker.logs import log_event
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.preparation import PlanTarget
 from offramp_worker.plans.verification import parse, verify
+from offramp_worker.reporting import Resting
 
 PATIENCE_SECONDS = 60.0  # for a ramp set that the store does not show; half of a rollout's for acknowledgements
 
@@ -37,9 +38,11 @@ class PlanDesk:
     """Where documents arrive, from the admin port and from the plan file. One is taken at a time."""
 
     def __init__(
-        self, target: PlanTarget, *, public_key: bytes, service_uid: str, memory: PlanMemory | None = None
+        self, target: PlanTarget | Resting, *, public_key: bytes, service_uid: str, memory: PlanMemory | None = None
     ) -> None:
+        """``target``: the engine, or what a worker is whose bundle is not in memory."""
         self._target, self._service_uid = target, service_uid
+        self._newest: SignedDocument | None = None  # that this process took
         self._memory = memory or PlanMemory(None)
         self._key = Ed25519PublicKey.from_public_bytes(public_key)
         self._lock = threading.Lock()
@@ -73,6 +76,26 @@ class PlanDesk:
             if self._postponed is not None:
                 self._deliver(self._postponed.document)
 
+    def rest(self, make: Callable[[], Resting]) -> Resting:
+        """The bundle leaves memory, while no document is taken: until :meth:`wake` they are checked and kept."""
+        with self._lock:
+            self._target = resting = make()
+            return resting
+
+    def wake(self, target: PlanTarget) -> None:
+        """The bundle is there again: the newest document that this process took is in force from the first batch on,
+        or refused."""
+        with self._lock:
+            self._target, refused = target, self.refused
+            if self._newest is None or target.arms.active.document is not None:
+                return
+            self._in_force = ""
+            try:
+                self._deliver(self._newest)
+                self.refused = refused
+            except PlanRefusedError:
+                target.arms.active = Active(off=target.arms.active.off)
+
     def _deliver(self, document: SignedDocument) -> None:
         epoch = 0
         try:
@@ -82,12 +105,7 @@ class PlanDesk:
             plan = parse(document.payload)
             epoch = plan.epoch
             self._check_addressee(plan)
-            if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
-                self._target.arms.end_canary()
-            self._check_executor()
-            active = self._target.prepare(plan)
-            self._resume_breaker(active)
-            self._target.activate(active)
+            self._take(plan)
         except PlanPostponedError as error:
             if self._may_wait(document, epoch, error):
                 raise
@@ -96,12 +114,32 @@ class PlanDesk:
         except PlanRefusedError as error:
             self._refuse(document, epoch, error)
             raise
-        self._target.keep_inputs(since=plan.capture_since)
         if self._postponed is not None and self._postponed.epoch <= epoch:
             self._postponed = None
         self._in_force, self.refused, self.newest_epoch = document.payload, None, epoch
-        self._memory.remember(document)
-        log_event("plan-in-force", epoch=epoch, weight_percent=plan.weight_percent)
+        if document is not self._newest:
+            self._newest = document
+            self._memory.remember(document)
+        log_event(
+            "plan-kept" if isinstance(self._target, Resting) else "plan-in-force",
+            epoch=epoch,
+            weight_percent=plan.weight_percent,
+        )
+
+    def _take(self, plan: PlanDocument) -> None:
+        """Put it in force, or keep it for the next load."""
+        target = self._target
+        if isinstance(target, Resting):
+            target.took(plan)
+            return
+        if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
+            target.arms.end_canary()
+        if trouble := target.vitals.trouble:  # sessions cannot be built and warmed now, which is no fault of the plan's
+            raise PlanPostponedError(Reason.EXECUTOR_FAILING, trouble)
+        active = target.prepare(plan)
+        self._resume_breaker(target.arms.active, active)
+        target.activate(active)
+        target.keep_inputs(since=plan.capture_since)
 
     def _remembered(self) -> int:
         """The epoch of the newest document that an earlier process took, 0 where that is not known. Nobody but the
@@ -117,10 +155,9 @@ class PlanDesk:
             return 0
         return plan.epoch if plan.service_uid == self._service_uid else 0
 
-    def _resume_breaker(self, active: Active) -> None:
+    def _resume_breaker(self, was: Active, active: Active) -> None:
         """Have what the breaker sees kept; one that is new in this process goes on where that of the process before
         stopped."""
-        was = self._target.arms.active
         breaker, last = (a.stable.breaker if a.stable is not None else None for a in (active, was))
         if breaker is last and breaker is not None:
             return
@@ -149,14 +186,10 @@ class PlanDesk:
     def _refuse(self, document: SignedDocument, epoch: int, error: PlanRefusedError) -> None:
         if self._postponed is not None and self._postponed.document.payload == document.payload:
             self._postponed, self._given_up = None, document.payload
-        self._target.count_refusal(error.reason)
+        if not isinstance(self._target, Resting):
+            self._target.count_refusal(error.reason)
         self.refused = Refusal(epoch, error.reason, str(error))
         log_event("plan-refused", level="warning", epoch=epoch, reason=error.reason, message=str(error))
-
-    def _check_executor(self) -> None:
-        """Sessions cannot be built and warmed now, which is no fault of the plan's."""
-        if trouble := self._target.vitals.trouble:
-            raise PlanPostponedError(Reason.EXECUTOR_FAILING, trouble)
 
     def _check_addressee(self, document: PlanDocument) -> None:
         if document.service_uid != self._service_uid:
@@ -164,10 +197,11 @@ class PlanDesk:
                 Reason.FOREIGN_SERVICE,
                 f"the document is for service uid {document.service_uid!r}; this worker serves {self._service_uid!r}",
             )
-        if document.epoch <= self._target.arms.active.epoch:
+        target = self._target
+        epoch = target.state.epoch if isinstance(target, Resting) else target.arms.active.epoch
+        if document.epoch <= epoch:
             raise PlanRefusedError(
-                Reason.STALE_EPOCH,
-                f"epoch {document.epoch} is not newer than {self._target.arms.active.epoch}, which is in force",
+                Reason.STALE_EPOCH, f"epoch {document.epoch} is not newer than {epoch}, which is in force"
             )
         if document.epoch < self.newest_epoch:
             raise PlanRefusedError(

@@ -10,6 +10,7 @@ looped.py      with one processor the event loop takes turns itself
 model.py       one of the models: loaded or not, who waits for it, its own doors
 room.py        what models take in memory, and which leave for others
 expected.py    how long a request would wait for its model
+idle.py        models that nobody asks for leave memory
 loading.py     loads have a time, and threads that do not keep the process
 http.py        both ports: what belongs to a model goes to its own door
 inference.py   inference over REST for one of the models

@@ -127,14 +127,17 @@ class Delivered:
         if model is None:
             failed = place.tried.is_set() and bool(place.failure)
             return HeldModel(uid, "Failed" if failed else "Loading", model=place.calls, message=place.failure)
+        resting = model.at_rest and not model.dismissed
         return HeldModel(
             uid,
-            "Serving" if model.ready else "Failed" if place.tried.is_set() else "Loading",
-            mark=place.mark if model.loads else "",
+            "Serving" if model.ready else "Unloaded" if resting else "Failed" if place.tried.is_set() else "Loading",
+            mark=place.mark if model.loads or resting else "",
             model=place.name,
-            message=model.broken or place.failure or _why_out(model),
-            bytes=model.size_bytes,
+            message=model.broken or place.failure or ("" if resting else _why_out(model)),
+            bytes=model.size_bytes if model.loads or not resting else 0,
             busy_seconds=round(self._repository.executor.seconds[place.name], 3),
+            load_seconds=round(model.load_seconds, 3),
+            wanted=model.wanted(time.monotonic()),
         )
 
     async def _bring(self, uid: str, place: _Place) -> None:
@@ -180,13 +183,15 @@ class Delivered:
         """Why what is wanted does not serve, empty once it does."""
         model = self._repository.models.get(place.name)
         if model is not None:
-            model.leaving = wanted.leaving
-        if place.mark == wanted.mark and model is not None and (model.ready or model.dismissed):
-            return ""
+            model.leaving, model.unload_after = wanted.leaving, wanted.unload_after_seconds
         try:
+            if place.mark == wanted.mark and model is not None and (model.ready or model.dismissed or model.at_rest):
+                if model.at_rest and wanted.unload_after_seconds is None:
+                    await self._repository.load(model)
+                return ""
             given = await self._given(wanted)
             place.calls = given.name
-            await self._serve(place, given, wanted.mark)
+            await self._serve(place, given, wanted)
         except (UnavailableError, InvalidArgumentError, InvalidBundleError) as error:
             place.early = isinstance(error, UnavailableError) and error.crowded
             return str(error)
@@ -202,8 +207,8 @@ class Delivered:
                 f"manifest.json: was not read within {seconds:g} s (OFFRAMP_LOAD_SECONDS)"
             ) from error
 
-    async def _serve(self, place: _Place, given: ModelSettings, mark: str) -> None:
-        before = place.name
+    async def _serve(self, place: _Place, given: ModelSettings, wanted: PlacedModel) -> None:
+        before, mark = place.name, wanted.mark
         if given.name == before:
             try:
                 await self._repository.replace(given)
@@ -225,7 +230,10 @@ class Delivered:
             )
         model = self._repository.add(given, again=bool(before))
         try:
-            await self._repository.load(model)
+            if wanted.at_rest and not before:
+                await self._repository.rest(model)
+            else:
+                await self._repository.load(model)
         except UnavailableError:
             if before:  # serves on
                 await self._repository.remove(given.name)

@@ -73,6 +73,5 @@ class WithinTime:
         await asyncio.wait({working})
         working.exception()
         if not self.ended.done():
-            await asyncio.to_thread(model.doors.worker.finish, seconds=AUDIT_SECONDS)
-            model.renew()
+            await asyncio.to_thread(model.doors.worker.unload, seconds=AUDIT_SECONDS)
         model.hung = None

@@ -24,6 +24,7 @@ SHARED_UNITS = {
     "earlyexit_model_loads_total": "loads",
     "earlyexit_model_loaded": "",
     "earlyexit_model_turn_seconds_total": "seconds",
+    "earlyexit_model_unloads_total": "unloads",
 }
 
 
@@ -37,7 +38,7 @@ class SharedState(Collector):
         yield from _families()
 
     def collect(self) -> Iterator[Metric]:
-        loaded, size, loads, seconds, evictions, cold, turns = families = _families()
+        loaded, size, loads, seconds, evictions, unloads, cold, turns = families = _families()
         assert self._repository is not None
         for model in self._repository.models.values():
             name = (model.name,)
@@ -46,13 +47,14 @@ class SharedState(Collector):
             loads.add_metric(name, model.loads)
             seconds.add_metric(name, model.total_load_seconds)
             evictions.add_metric(name, model.evictions)
+            unloads.add_metric(name, model.unloads)
             cold.add_metric((*name, "waited"), model.waited)
             cold.add_metric((*name, "refused"), model.turned_away)
             turns.add_metric(name, self._repository.executor.seconds[model.name])
         yield from families
 
 
-def _families() -> tuple[Gauge, Gauge, Counter, Counter, Counter, Counter, Counter]:
+def _families() -> tuple[Gauge, Gauge, Counter, Counter, Counter, Counter, Counter, Counter]:
     by_model = ("model",)
     return (
         Gauge("earlyexit_model_loaded", "1 while the model is in memory.", labels=by_model),
@@ -64,6 +66,7 @@ def _families() -> tuple[Gauge, Gauge, Counter, Counter, Counter, Counter, Count
         Counter("earlyexit_model_loads", "Loads of the model.", labels=by_model),
         Counter("earlyexit_model_load_seconds", "Seconds of its loads.", labels=by_model),
         Counter("earlyexit_model_evictions", "Times that it left memory for another model.", labels=by_model),
+        Counter("earlyexit_model_unloads", "Times that it left memory because nobody asked for it.", labels=by_model),
         Counter(
             "earlyexit_model_cold_requests",
             "Requests that came while the model was not in memory: waited until it was, or refused.",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 from weakref import proxy
@@ -33,14 +34,15 @@ State = Literal["out", "loading", "in", "leaving"]
 NOT_LOADED = "the model is not loaded; a request for it loads it"
 SIZE_OF_FILES = 2  # memory of a model by the bytes of its bundle, before it was measured
 RETURN_SECONDS = 2.0  # who was told to come back after a time may be so late
+CROWDED_SECONDS = 120.0  # so long a request for which there was no room asks for more
 MOST_OWED = 1000  # refusals of a model that nobody can load are without end
 FEW_BODIES = 16  # bodies of less than a 16th of what the process grew by do not count
 
 
 class Doors:
-    """What a worker of this model alone would have: built anew each time that the model leaves, so that nothing of it
-    stays. Hold it while you use one of its applications: they know the worker only as long as somebody else does, since
-    FastAPI never forgets a handler."""
+    """What a worker of this model alone would have. It stays while the model is out of memory, so that nothing is
+    forgotten; its worker lets the bundle go. Hold it while you use one of its applications: they know the worker only
+    as long as somebody else does, since FastAPI never forgets a handler."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Doors:
         """``again``: this process has had doors with the same state folder."""
         self.front = Front(asyncio.get_running_loop())
         self.worker = InferenceWorker(settings, deliver=self.front.deliver, on_lost=on_lost, turn=turn, again=again)
-        self.worker.rest(NOT_LOADED)
+        self.worker.rest(NOT_LOADED, until_asked=True)
         self.worker.tracing = tracing
         if settings.feedback_rows:
             self.front.feedback = Feedback(rows=settings.feedback_rows, metrics=self.worker.metrics)
@@ -108,6 +110,12 @@ class Model:
     coming: bool = False
     #: It will leave this worker: connections end with their answers, so that clients go to where else it is.
     leaving: bool = False
+    #: Seconds without a request after which it leaves memory until the next one.
+    unload_after: float | None = field(init=False)
+    #: It is out of memory because nobody has asked for it, or has not been loaded yet for that reason.
+    at_rest: bool = False
+    #: When there was no room for it, though it was asked for.
+    crowded_at: float = -math.inf
     #: Unloaded by hand: only by hand it comes back.
     dismissed: bool = False
     #: Why it could not be loaded, and when that was.
@@ -121,6 +129,8 @@ class Model:
     #: How long that took, 0 before it was.
     load_seconds: float = 0.0
     loading_since: float = 0.0
+    #: When it was loaded, or a request for it came or was answered the last time.
+    used_at: float = 0.0
     #: How long it took to leave the last time.
     leave_seconds: float = 0.0
     leaving_since: float = 0.0
@@ -129,12 +139,14 @@ class Model:
     waiting: deque[Waiting] = field(default_factory=deque)
     loads: int = 0
     evictions: int = 0
+    #: Times that it left because nobody asked for it.
+    unloads: int = 0
     waited: int = 0
     turned_away: int = 0
     total_load_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.doors = self.make_doors(self)
+        self.doors, self.unload_after = self.make_doors(self), self.given.unload_after_seconds
         self._pending, self._quiet = 0, asyncio.Event()
         self._quiet.set()
         self.file_bytes = bundle_bytes(self.given.settings.bundle)
@@ -177,7 +189,28 @@ class Model:
 
     def asked(self) -> None:
         """A request for it has come."""
-        self.popularity = self.popularity.after(time.monotonic())
+        self.used_at = time.monotonic()
+        self.popularity = self.popularity.after(self.used_at)
+
+    def has_come(self, now: float) -> None:
+        """It is in memory, and serves."""
+        self.state, self.broken, self.used_at = "in", "", now
+        self.at_rest, self.crowded_at = False, -math.inf
+        self.load_seconds = now - self.loading_since
+        self.total_load_seconds += self.load_seconds
+        self.loads += 1
+
+    def idle(self, now: float) -> bool:
+        """Whether it is in memory, nobody has wanted it for as long as it may stay so, and nothing is under way."""
+        after = self.unload_after
+        unused = after is not None and now - self.used_at >= after
+        unwanted = unused and self.ready and not self._pending and not self.waiting and not self.owed(now)
+        return unwanted and self.doors.worker.may_rest
+
+    def wanted(self, now: float) -> bool:
+        """Whether it is at rest, and somebody has asked for it: it comes, or there was no room of late."""
+        asked = self.state != "out" or self.coming or bool(self.waiting)
+        return self.at_rest and (asked or now - self.crowded_at < CROWDED_SECONDS)
 
     def promise(self, seconds: float) -> None:
         """Somebody was told to come back after so many seconds."""
@@ -199,6 +232,7 @@ class Model:
     def end(self) -> None:
         """The request has its reply, or nobody waits for one."""
         self._pending -= 1
+        self.used_at = time.monotonic()
         if not self._pending:
             self._quiet.set()
 
@@ -206,15 +240,6 @@ class Model:
         """Wait until it answers nothing any more, for so long at most."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._quiet.wait(), seconds)
-
-    def renew(self) -> None:
-        """It has left: the next time it is another worker."""
-        self.again = True
-        self.doors = self.make_doors(self)
-
-    def ends(self) -> None:
-        """There is no next time: doors that are made after this open no files."""
-        self.given = replace(self.given, settings=replace(self.given.settings, state_dir=None))
 
     def hand_over(self) -> None:
         """It is loaded: those who waited go on."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 
+from offramp_worker.shared.loading import WithinTime
 from offramp_worker.shared.model import Model
-from offramp_worker.shared.repository import NO_ROOM_SECONDS, Repository, UnavailableError
+from offramp_worker.shared.repository import NO_ROOM_SECONDS, RELOAD_SECONDS, Repository, UnavailableError
 from offramp_worker.shared.room import AUDIT_SECONDS, wanted_bytes
 from offramp_worker.shared.settings import ModelSettings
 
@@ -24,8 +27,21 @@ class PooledRepository(Repository):
         model = self.models[given.name] = Model(given, self._doors, again=again)
         return model
 
+    async def rest(self, model: Model) -> None:
+        """Have a model of which nobody asks anything verified, and loaded only with the first request for it; raises
+        as :meth:`load` does."""
+        async with self.changing:
+            within = WithinTime(self.settings.load_seconds, self._ended)
+            try:
+                await within(model, model.doors.worker.await_first_request)
+            except Exception as error:  # whatever a bundle does, the others go on
+                self._mark_broken(model, str(error) or repr(error))
+                raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS)) from error
+            model.broken, model.at_rest = "", True
+
     async def replace(self, given: ModelSettings) -> None:
-        """Serve something else under a model's name. It is loaded beside what serves, which leaves once that is done.
+        """Serve something else under a model's name. It is loaded beside what serves or is at rest, which leaves once
+        that is done.
 
         Raises
         ------
@@ -33,9 +49,9 @@ class PooledRepository(Repository):
             It cannot be loaded; what served before serves on.
         """
         new = Model(given, self._doors, again=True)
-        async with self._changing:
+        async with self.changing:
             before = self.models[given.name]
-            if before.ready:
+            if before.ready or before.at_rest:
                 await self._take_over(new, before)
             else:
                 self.models[given.name] = new
@@ -57,12 +73,11 @@ class PooledRepository(Repository):
         """A model leaves for good, once it has answered what it was handed."""
         model = self.models.pop(name)
         model.turn_away(f"model {name!r} has left this worker; ask again", retry_after=1)
-        async with self._changing:
+        async with self.changing:
             await self._end(model)
 
     async def _end(self, model: Model) -> None:
         """It leaves for good, and with it all that it has open. What hangs in its load does so once that ends."""
-        model.ends()
         await self._leave(model)
         if model.hung is None:
             await asyncio.to_thread(model.doors.worker.finish, seconds=AUDIT_SECONDS)
@@ -71,6 +86,7 @@ class PooledRepository(Repository):
         """In a pool nobody leaves for another service: the operator says who is where."""
         bound, models = self.settings.memory_bytes, self.models.values()
         if bound is not None and wanted_bytes(model, models, bound=bound) > bound - self._taken(besides=model):
+            model.crowded_at = time.monotonic()
             raise self._no_room(model, left=bound - self._taken(besides=model))
 
     def _check_bound(self, model: Model) -> None:

@@ -1,7 +1,8 @@
 """Which of a worker's models are in memory: loads beside serving, one at a time, and evictions within the bound.
 
 Which model leaves says :mod:`offramp_core.sharing.eviction`. A model leaves once it has answered what it was handed and
-its last audits are told; a request that comes meanwhile waits, and brings it back.
+its audits are done; a request that comes meanwhile waits, and brings it back. Its bundle alone leaves: what was counted
+and seen of its plans stays, and its control plane goes on to hear it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ from offramp_worker.devices import share_arena
 from offramp_worker.engine.execution.turns import SharedExecutor
 from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event
-from offramp_worker.main import until_pulled
 from offramp_worker.memory import return_memory
 from offramp_worker.shared.expected import expected_seconds
 from offramp_worker.shared.loading import WithinTime
 from offramp_worker.shared.looped import LoopTurns
-from offramp_worker.shared.model import Doors, Model, Waiting
+from offramp_worker.shared.model import NOT_LOADED, Doors, Model, Waiting
 from offramp_worker.shared.room import AUDIT_SECONDS, LEAVE_SECONDS, kept_bytes, leaving_for, leaving_of, wanted_bytes
 from offramp_worker.shared.settings import SharedSettings, bundle_bytes
 from offramp_worker.tracing import Tracing
@@ -62,7 +62,7 @@ class Repository:
         self.models = {given.name: Model(given, self._doors) for given in settings.models}
         self.bodies = ByteBudget(settings.process.max_bodies_bytes)
         self._ended: asyncio.Future[None] = self._loop.create_future()  # loads are not waited for any longer
-        self._changing = asyncio.Lock()  # one model comes or leaves at a time
+        self.changing = asyncio.Lock()  # one model comes or leaves at a time
         self._line: list[Model] = []  # those that are to be loaded, in order
         self._tasks: set[asyncio.Task[None]] = set()
         self.started = self.closing = False
@@ -200,7 +200,7 @@ class Repository:
             model.broken = model.broken if model.hung else ""
         self._line.append(model)
         try:
-            async with self._changing:
+            async with self.changing:
                 self._check(model)
                 if not model.ready:
                     await self._load(model)
@@ -214,8 +214,10 @@ class Repository:
     async def unload(self, model: Model) -> None:
         """By hand: a model leaves memory, and stays out until it is loaded by hand."""
         model.dismissed = True
-        async with self._changing:
+        async with self.changing:
             await self._leave(model)
+        model.at_rest = False
+        model.doors.worker.rest(_dismissed(model))
         model.turn_away(_dismissed(model), retry_after=None)
 
     async def _load(self, model: Model) -> None:
@@ -226,23 +228,20 @@ class Repository:
             await self._make_room(model)
             model.state, model.loading_since, before = "loading", time.monotonic(), resident_bytes()
             bodies = self.bodies.used - self.bodies.taken
-            worker.rest("the bundle is being loaded")
+            worker.rest("the bundle is being loaded", until_asked=True)
             await within(model, partial(_load, worker))
         except UnavailableError:
             raise
         except Exception as error:  # whatever a bundle does, the others go on
             self._mark_broken(model, str(error) or repr(error))
             raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS)) from error
-        model.load_seconds = time.monotonic() - model.loading_since
-        model.total_load_seconds += model.load_seconds
         model.has_grown(resident_bytes() - before, bodies=bodies + self.bodies.taken)
-        model.state, model.broken = "in", ""
-        model.loads += 1
+        model.has_come(time.monotonic())
         log_event("model-loaded", model=model.name, seconds=round(model.load_seconds, 3), bytes=model.size_bytes)
         model.hand_over()
 
     def _mark_broken(self, model: Model, reason: str) -> None:
-        model.state = "out"
+        model.state, model.at_rest = "out", False
         model.doors.worker.rest(reason)
         model.broken, model.broken_at = f"model {model.name!r} cannot be served: {reason}", time.monotonic()
         log_event("model-broken", level="error", model=model.name, reason=reason)
@@ -264,7 +263,7 @@ class Repository:
     async def _keep_within_bound(self, model: Model) -> None:
         """A model may take more than was expected: then others leave, or where that does not do, itself."""
         bound = self.settings.memory_bytes
-        async with self._changing:
+        async with self.changing:
             if bound is None or self.used_bytes <= bound or not model.ready:
                 return
             others = [other for other in self.models.values() if other is not model]
@@ -282,23 +281,24 @@ class Repository:
         for model in leaving:
             log_event("model-evicted", model=model.name, bytes=model.size_bytes, wanted=wanted)
             model.evictions += 1
+        await self.leave_all(leaving)
+
+    async def leave_all(self, leaving: Sequence[Model]) -> None:
+        """With :attr:`changing` held."""
         await asyncio.gather(*(self._leave(model) for model in leaving))
         for model in leaving:
             if model.waiting:
                 self._bring(model)
 
     async def _leave(self, model: Model) -> None:
-        """Answer what it was handed, finish and tell its audits, and forget it."""
+        """Answer what it was handed, finish its audits, and let its bundle go."""
         if model.state != "in" or self.closing:  # the process takes all of them along
             return
         model.state, model.leaving_since = "leaving", time.monotonic()
         await model.quiet(seconds=LEAVE_SECONDS)
         worker = model.doors.worker
-        worker.drain()
-        await asyncio.to_thread(worker.finish, seconds=AUDIT_SECONDS)
-        await until_pulled(worker, until=self._loop.time() + AUDIT_SECONDS)
-        del worker
-        model.renew()
+        await asyncio.to_thread(worker.unload, seconds=AUDIT_SECONDS)
+        worker.rest(_dismissed(model) if model.dismissed else NOT_LOADED, until_asked=not model.dismissed)
         model.state, model.leave_seconds = "out", time.monotonic() - model.leaving_since
         await asyncio.to_thread(_forget)
 
@@ -312,7 +312,7 @@ class Repository:
             self._on_lost(reason)
 
     async def _quarantine(self, model: Model, reason: str) -> None:
-        async with self._changing:
+        async with self.changing:
             await self._leave(model)
             self._mark_broken(model, reason)
         model.turn_away(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
@@ -330,8 +330,8 @@ class Repository:
         for model in self.models.values():
             model.turn_away("the worker is shutting down; try another one", retry_after=1)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changing.acquire(), seconds / 2)
-            self._changing.release()
+            await asyncio.wait_for(self.changing.acquire(), seconds / 2)
+            self.changing.release()
         if not self._ended.done():
             self._ended.set_result(None)
         seconds = max(seconds / 2, until - self._loop.time())

@@ -8,7 +8,7 @@ from offramp_core.sharing import Held, evicted
 from offramp_worker.shared.model import Model
 
 LEAVE_SECONDS = 12.0  # for the replies of a model that leaves
-AUDIT_SECONDS = 5.0  # then for its audits, and for a last pull of them
+AUDIT_SECONDS = 5.0  # then for its audits
 
 
 def held(models: Collection[Model], *, now: float, pressed: bool = False) -> list[Held]:
@@ -57,15 +57,12 @@ def leaving_for(
 def leaving_seconds(coming: Sequence[Model], models: Collection[Model], *, bound: int | None, now: float) -> float:
     """Until those have left that leave already, and then those that must, all at once for each that is ``coming``."""
     leaving = max(
-        (max(0.0, _seconds(m) - (now - m.leaving_since)) for m in models if m.state == "leaving"), default=0.0
+        (max(0.0, m.leave_seconds - (now - m.leaving_since)) for m in models if m.state == "leaving"), default=0.0
     )
     if bound is None or not coming:
         return leaving
     names = leaving_for(coming, models, bound=bound, now=now)
-    each = [_seconds(m) for m in models if m.ready and not m.given.keep_loaded and (names is None or m.name in names)]
+    each = [
+        m.leave_seconds for m in models if m.ready and not m.given.keep_loaded and (names is None or m.name in names)
+    ]
     return leaving + min(sum(each), max(each, default=0.0) * len(coming))
-
-
-def _seconds(model: Model) -> float:
-    """As the last time; longer if it is to tell audits that nobody has pulled yet."""
-    return max(model.leave_seconds, AUDIT_SECONDS if model.doors.worker.owes_audits else 0.0)

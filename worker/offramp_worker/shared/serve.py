@@ -20,6 +20,7 @@ from offramp_worker.main import (
 )
 from offramp_worker.shared.delivered import Delivered
 from offramp_worker.shared.http import admin_port, public_port
+from offramp_worker.shared.idle import unload_idle
 from offramp_worker.shared.inference import SharedInference
 from offramp_worker.shared.pooled import PooledRepository
 from offramp_worker.shared.repository import Repository
@@ -42,6 +43,7 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
         stop.set()
 
     repository, delivered = _repository(settings, give_up)
+    repository.begin(unload_idle(repository))
     on_signals(loop, stop)
     inference, budget = SharedInference(repository), repository.bodies
     public, public_task = await listen(

@@ -53,6 +53,8 @@ class ListedModel(msgspec.Struct, rename="camel", forbid_unknown_fields=True, fr
     share: float = 1.0
     #: Whether it stays in memory whatever others need.
     keep_loaded: bool = False
+    #: Seconds without a request after which it leaves memory until the next one; without them it stays.
+    unload_after_seconds: float | None = None
     #: Its latency objective; default: OFFRAMP_LATENCY_SECONDS.
     latency_seconds: float | None = None
     #: service, service_uid: whose plans it takes; none without a uid.
@@ -79,6 +81,8 @@ class ModelSettings:
     settings: Settings
     share: float
     keep_loaded: bool
+    #: As of :class:`ListedModel`.
+    unload_after_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ class PoolSettings:
             name=name,
             bundle=str(bundle),
             keep_loaded=True,  # the operator says who is here: none leaves for another
+            unload_after_seconds=placed.unload_after_seconds,
             latency_seconds=placed.latency_seconds,
             service=placed.service,
             service_uid=placed.service_uid,
@@ -256,6 +261,11 @@ def _check(listed: Sequence[ListedModel]) -> None:
                 raise InvalidArgumentError(f"models[{i}].{field}: is {path[:80]!r}; no path has a NUL")
         if not 0 < model.share < math.inf:
             raise InvalidArgumentError(f"models[{i}].share: is {model.share}; it must be a number above 0")
+        after = model.unload_after_seconds
+        if after is not None and not 0 < after < math.inf:
+            raise InvalidArgumentError(f"models[{i}].unloadAfterSeconds: is {after}; it must be a number above 0")
+        if after is not None and model.keep_loaded:
+            raise InvalidArgumentError(f"models[{i}]: has keepLoaded and unloadAfterSeconds; leave one of them out")
 
 
 def _model(env: Mapping[str, str], common: Mapping[str, str], model: ListedModel, folder: Path) -> ModelSettings:
@@ -289,6 +299,7 @@ def _model(env: Mapping[str, str], common: Mapping[str, str], model: ListedModel
         ),
         share=model.share,
         keep_loaded=model.keep_loaded,
+        unload_after_seconds=model.unload_after_seconds,
     )
 
 

@@ -26,8 +26,9 @@ def holders(cache: ObjectCache, service: Service) -> tuple[WorkerEndpoint, ...]:
         message = f"spec.sharing.pool: there is no WorkerPool {name} in namespace {service.namespace}; make it"
         return (_missing(service, Reason.WORKER_POOL_NOT_FOUND, message),)
     status, running = status_from_manifest(SharedPoolStatus, pool), pods_of(cache, uid_of(pool))
+    lacking = next((known.message for known in status.services if known.uid == service.uid and known.message), "")
     found = [
-        _endpoint(service, running[worker.uid], held)
+        _endpoint(service, running[worker.uid], held, lacking=bool(lacking))
         for worker in status.workers
         for held in worker.services
         if held.uid == service.uid and worker.uid in running
@@ -35,7 +36,6 @@ def holders(cache: ObjectCache, service: Service) -> tuple[WorkerEndpoint, ...]:
     if len(status.services) >= MOST_SERVICES and all(known.uid != service.uid for known in status.services):
         full = f"it takes {MOST_SERVICES} services, and that many are older; use another pool"
         return (_missing(service, Reason.NO_PLACE_IN_POOL, full),)
-    lacking = next((known.message for known in status.services if known.uid == service.uid and known.message), "")
     return (*found, _missing(service, Reason.NO_PLACE_IN_POOL, lacking)) if lacking else tuple(found)
 
 
@@ -52,18 +52,20 @@ def pods_of(cache: ObjectCache, pool_uid: str) -> dict[str, WorkerEndpoint]:
     return found
 
 
-def _endpoint(service: Service, pod: WorkerEndpoint, held: HeldService) -> WorkerEndpoint:
+def _endpoint(service: Service, pod: WorkerEndpoint, held: HeldService, *, lacking: bool) -> WorkerEndpoint:
+    """``lacking``: no worker has room for it."""
     failed = held.standing == "Failed" or (bool(held.message) and held.mark != mark_of(service))
     url = f"{pod.admin_url}/models/{held.model}" if pod.admin_url is not None and held.mark else None
     return replace(
         pod,
-        ready=pod.ready and held.standing == "Serving",
+        ready=pod.ready and (held.standing == "Serving" or (held.standing == "Unloaded" and not lacking)),
         current=held.mark == mark_of(service),
         restarts=0,
         failure=f"{pod.name}: {held.message}" if failed else pod.failure,
         failure_reason=Reason.INVALID_BUNDLE if failed else pod.failure_reason,
         no_room=False,
         template=held.mark,
+        loads_in=held.load_millis / 1000 if held.standing == "Unloaded" else None,
         admin_url=url,
     )
 

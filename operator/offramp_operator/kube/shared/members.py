@@ -40,6 +40,7 @@ class Member:
             model_digest=spec.model_digest or self.service.proven_digest or "",
             latency_seconds=spec.latency_seconds,
             options=option_variables(spec),
+            unload_after_seconds=spec.unload_after_seconds,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,13 +14,14 @@ import msgspec
 from offramp_core.control.objects import Condition
 from offramp_core.control.shared_pool import MOST_SERVICES, HeldService, PooledService, SharedPoolStatus, SharedWorker
 from offramp_core.plan import canonical_json
-from offramp_core.protocol import HeldModel, HeldModels, ModelList, PlacedModel
+from offramp_core.protocol import HeldModel, HeldModels, ModelList, ModelStanding, PlacedModel
 from offramp_core.reasons import ConditionType, Reason
-from offramp_core.sharing.packing import Demand, Size, pack
+from offramp_core.sharing.packing import Demand, Packing, Size, pack
 from offramp_core.sharing.placing import Orders, PoolWorker, orders
 from offramp_operator.kube.shared.members import Member
 from offramp_operator.kube.shared.pool import SharedPool
 
+ANSWERS: tuple[ModelStanding, ...] = ("Serving", "Unloaded")  # whom requests are sent to
 MOST_BUSY = 0.7  # of a worker's executor; above it requests wait long
 LIST_BYTES = 800_000  # of the MiB that a worker takes as its list; the rest is for what is on its way
 MOST_EPOCH = 2**53  # what a worker says above it is no epoch that an operator gave
@@ -71,17 +73,17 @@ def plan_pool(view: PoolView, now: float) -> PoolPlan:
     before = view.pool.status
     services = _known(view)
     without = _without_place(view, services)
-    demands = [_demand(view, m, services[m.name]) for m in view.members if m.name not in without]
     spec = view.pool.spec
     size = Size(
         MOST_BUSY, spec.memory_bytes, min(max(spec.min_workers, view.fewest), spec.max_workers), spec.max_workers
     )
-    packing = pack(demands, size, held=_held_before(before))
+    packing, at_rest, crowded = _packed(view, services, size, without)
     slots = _needed(packing.workers, at_least=size.min_workers)
     packed = [packing.workers[i] if i < len(packing.workers) else frozenset[str]() for i in slots]
+    without |= crowded
     without |= {name: _in_fields(why, view.pool) for name, why in packing.unplaced.items()}
     given = orders(_workers(view, slots), packed, members=[m.name for m in view.members], drained=view.drained)
-    lists = _lists(view, given)
+    lists = _lists(view, given, at_rest)
     digest = hashlib.sha256(canonical_json(msgspec.to_builtins(sorted(lists.items())))).hexdigest()[:16]
     # A status that was restored or lost is behind its workers, which take nothing older than they have.
     newest = max([before.epoch, *(p.held.epoch for p in view.pods if p.held is not None and p.held.epoch < MOST_EPOCH)])
@@ -120,7 +122,7 @@ def _known(view: PoolView) -> dict[str, PooledService]:
         if known.mark != mark:
             known = PooledService(member.name, uid, mark=mark, model="" if before.message else before.model)
         if held is not None and held.model:
-            known = replace(known, bytes=held.bytes, model=held.model)
+            known = replace(known, bytes=held.bytes or known.bytes, model=held.model)
         busy = _in_millis(view.busy.get(member.name), before.busy_millis)
         found[member.name] = replace(known, message="", workers=0, busy_millis=busy)
     return found
@@ -135,13 +137,51 @@ def _in_millis(busy: float | None, before: int) -> int:
     return before if same and abs(millis - before) <= max(10, before // 10) else millis
 
 
-def _demand(view: PoolView, member: Member, known: PooledService) -> Demand:
+def _packed(
+    view: PoolView, services: Mapping[str, PooledService], size: Size, without: Mapping[str, str]
+) -> tuple[Packing, frozenset[str], dict[str, str]]:
+    """Who holds what; which services need no memory for now, since nobody asks for them; and which of these do not get
+    it though somebody asks, and why: what is in memory is not pushed out for them."""
+    members = {m.name: m for m in view.members if m.name not in without}
+    resting = {name: wanted for name, wanted in _at_rest(view).items() if name in members}
+    waking = [name for name in members if resting.get(name)]
+
+    def packed(at_rest: Collection[str]) -> Packing:
+        demands = [_demand(view, m, services[name], at_rest=name in at_rest) for name, m in members.items()]
+        return pack(demands, size, held=_held_before(view.pool.status))
+
+    awake, crowded = set[str](), dict[str, str]()
+    if waking:
+        least = packed(resting).unplaced.keys()
+        for name in waking:
+            if packed(resting.keys() - awake - {name}).unplaced.keys() <= least:
+                awake.add(name)
+            else:
+                need = f"it is asked for, and no worker has {services[name].bytes} bytes left to load it into"
+                crowded[name] = _in_fields(f"{need}; raise maxWorkers or the memory for models", view.pool)
+    return packed(resting.keys() - awake), frozenset(resting.keys() - awake), crowded
+
+
+def _at_rest(view: PoolView) -> dict[str, bool]:
+    """Services that are in no worker's memory, as they are to be served now, and whether somebody has asked for them
+    since."""
+    heard, found = _heard(view), dict[str, bool]()
+    for member in view.members:
+        uid, mark = member.service.uid, view.placed[member.name].mark
+        held = [model for models in heard.values() for model in models if model.service_uid == uid]
+        placed = [model for model in held if model.standing != "Loading" or model.mark]
+        if placed and all((model.standing, model.mark) == ("Unloaded", mark) for model in placed):
+            found[member.name] = any(model.wanted for model in placed)
+    return found
+
+
+def _demand(view: PoolView, member: Member, known: PooledService, *, at_rest: bool) -> Demand:
     """A rate that this operator has not measured yet is that of the one before it. Memory is at least such a part of
     the worker's as its entry has of what a list may be, so that no list is longer than a worker takes."""
     entry = len(msgspec.json.encode(msgspec.json.encode(view.placed[member.name]).decode()))
     least = -(-view.pool.spec.memory_bytes * entry // LIST_BYTES)
     busy = view.busy.get(member.name, known.busy_millis / 1000)
-    return Demand(member.name, busy, max(known.bytes, least), copies=member.service.spec.replicas)
+    return Demand(member.name, busy, least if at_rest else max(known.bytes, least), copies=member.service.spec.replicas)
 
 
 def _without_place(view: PoolView, services: Mapping[str, PooledService]) -> dict[str, str]:
@@ -168,7 +208,7 @@ def _has_name(view: PoolView, known: PooledService) -> bool:
     if before is None or before.model != known.model:
         return False
     held = (s for worker in view.pool.status.workers for s in worker.services if s.uid == known.uid)
-    return not before.message or any((s.standing, s.model) == ("Serving", known.model) for s in held)
+    return not before.message or any(s.standing in ANSWERS and s.model == known.model for s in held)
 
 
 def _held_before(status: SharedPoolStatus) -> list[frozenset[str]]:
@@ -202,7 +242,7 @@ def _workers(view: PoolView, needed: Sequence[int]) -> list[PoolWorker]:
                 slot=slots.get(pod.uid),
                 holds=frozenset(names[m.service_uid] for m in models if m.service_uid in names),
                 serves=frozenset(
-                    names[m.service_uid] for m in models if m.service_uid in names and m.standing == "Serving"
+                    names[m.service_uid] for m in models if m.service_uid in names and m.standing in ANSWERS
                 ),
             )
         )
@@ -214,7 +254,14 @@ def _heard(view: PoolView) -> dict[str, tuple[HeldModel, ...]]:
     serve; whether requests can be sent there is the kubelet's to say."""
     found = {
         worker.uid: tuple(
-            HeldModel(held.uid, held.standing, mark=held.mark, model=held.model, message=held.message)
+            HeldModel(
+                held.uid,
+                held.standing,
+                mark=held.mark,
+                model=held.model,
+                message=held.message,
+                load_seconds=held.load_millis / 1000,
+            )
             for held in worker.services
         )
         for worker in view.pool.status.workers
@@ -222,14 +269,17 @@ def _heard(view: PoolView) -> dict[str, tuple[HeldModel, ...]]:
     return {pod.uid: found.get(pod.uid, ()) if pod.held is None else pod.held.models for pod in view.pods}
 
 
-def _lists(view: PoolView, given: Mapping[str, Orders]) -> dict[str, ModelList]:
+def _lists(view: PoolView, given: Mapping[str, Orders], at_rest: Collection[str]) -> dict[str, ModelList]:
     """What workers are told, by uid; of no epoch yet."""
     return {
         uid: ModelList(
             view.pool.uid,
             uid,
             0,
-            tuple(replace(view.placed[name], leaving=name in order.leaving) for name in sorted(order.holds)),
+            tuple(
+                replace(view.placed[name], leaving=name in order.leaving, at_rest=name in at_rest)
+                for name in sorted(order.holds)
+            ),
         )
         for uid, order in given.items()
     }
@@ -253,17 +303,18 @@ def _status(
             model = by_uid.get(uid)
             entry = HeldService(name, uid, "Loading")
             if model is not None:
-                entry = HeldService(name, uid, model.standing, model.model, model.mark, model.message)
+                load = round(1000 * model.load_seconds)
+                entry = HeldService(name, uid, model.standing, model.model, model.mark, model.message, load)
             standing.append(entry)
         slot = -1 if order.slot is None else order.slot
         workers.append(SharedWorker(pod.name, pod.uid, slot, pod.ready, tuple(standing)))
+    counted = Counter[tuple[str, ModelStanding]]((s.name, s.standing) for w in workers if w.ready for s in w.services)
     known = [
         replace(
             services[m.name],
             message=without.get(m.name, ""),
-            workers=sum(
-                w.ready and any(s.name == m.name and s.standing == "Serving" for s in w.services) for w in workers
-            ),
+            workers=sum(counted[m.name, standing] for standing in ANSWERS),
+            unloaded=counted[m.name, "Unloaded"],
         )
         for m in view.members
     ]
@@ -318,4 +369,7 @@ def _standing(view: PoolView, status: SharedPoolStatus) -> Condition:
     if waiting or sum(worker.ready for worker in status.workers) < status.slots:
         what = f"waiting for {', '.join(waiting[:10])}" if waiting else "waiting for workers"
         return Condition(ready, "False", Reason.PLACING, f"{status.summary} workers ready; {what}")
-    return Condition(ready, "True", Reason.POOL_READY, f"{status.placed} services served by {status.summary} workers")
+    resting = sum(0 < service.unloaded == service.workers for service in status.services)
+    unloaded = f"; {resting} are unloaded until somebody asks" if resting else ""
+    served = f"{status.placed} services served by {status.summary} workers{unloaded}"
+    return Condition(ready, "True", Reason.POOL_READY, served)

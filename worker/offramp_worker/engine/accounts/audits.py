@@ -99,7 +99,7 @@ class AuditDesk:
         self._task, self._sets, self._judge, self._join, self._captures = task, sets, judge, join, captures
         self._spend, self._clock = spend, clock
         self._backlog: deque[Audit] = deque()
-        self._pressing = False
+        self._pressing, self._running = False, 0
 
     def __len__(self) -> int:
         """What there is to do."""
@@ -109,6 +109,11 @@ class AuditDesk:
     def backlog(self) -> int:
         """Audits that are not done."""
         return len(self._backlog)
+
+    @property
+    def open(self) -> int:
+        """Audits that are not done, with those that run just now."""
+        return self._running + len(self._backlog)
 
     @property
     def pressing(self) -> bool:
@@ -124,9 +129,13 @@ class AuditDesk:
         """Work off a few rows: one while the backlog is short, since a request may arrive any moment; more as it
         grows."""
         n = min(len(self._backlog), MAX_CHUNK, 1 + len(self._backlog) // ROWS_PER_STEP)
+        self._running = n
         audits = [self._backlog.popleft() for _ in range(n)]
-        if audits:
-            self._try(audits)
+        try:
+            if audits:
+                self._try(audits)
+        finally:
+            self._running = 0
 
     def _try(self, audits: list[Audit], scored: Scored | None = None) -> None:
         """Finish them all, by what was ``scored`` elsewhere or by running them here."""

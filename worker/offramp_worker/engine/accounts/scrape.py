@@ -65,8 +65,8 @@ class RampUtility(Collector):
     Answers by a deadline and to requests that must not exit are not counted there, so they are no part of it.
     """
 
-    def __init__(self, counters: Counters, bundle: Bundle) -> None:
-        self._counters, self._bundle = counters, bundle
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._lock = threading.Lock()
         self._prices: dict[str, PlanPrices] = {}
         self._seen: dict[tuple[int, str], Mapping[str, int]] = {}
@@ -74,11 +74,11 @@ class RampUtility(Collector):
         self._cost: dict[tuple[str, ...], float] = {}
         self._exact: dict[tuple[str, ...], float] = {}
 
-    def know(self, plan: Plan) -> None:
-        """A plan is about to serve."""
+    def know(self, plan: Plan, bundle: Bundle) -> None:
+        """A plan of a bundle is about to serve."""
         with self._lock:
             self._prices.pop(plan.content_hash, None)
-            self._prices[plan.content_hash] = prices(self._bundle, plan)
+            self._prices[plan.content_hash] = prices(bundle, plan)
             while len(self._prices) > KNOWN_PLANS:
                 del self._prices[next(iter(self._prices))]
 

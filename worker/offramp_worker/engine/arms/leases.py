@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from offramp_core.protocol import OVERLOAD
 from offramp_worker.engine.arms.arms import Active, Runtime, canary_drawn, held_back, staggered
 from offramp_worker.logs import log_event
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """How far they have run, by the clock of this process: when the control plane was last heard of, whether it has
+    spoken to this process itself, and the epoch of the canary that has ended."""
+
+    last_pull: float
+    met: bool = False
+    canary_ended_epoch: int = 0
 
 
 class Arms:
@@ -52,6 +63,11 @@ class Arms:
         if active.canary is not None and self._canary_ended_epoch != active.epoch:
             self._canary_ended_epoch = active.epoch
             log_event("canary-ended", epoch=active.epoch)
+
+    def go_on(self, before: Leases) -> None:
+        """Leases go on as they stood before the bundle was unloaded."""
+        self._last_pull, self._met = before.last_pull, before.met
+        self._canary_ended_epoch = before.canary_ended_epoch
 
     # --- what a batch runs under ------------------------------------------------------------------
 
@@ -104,6 +120,11 @@ class Arms:
         return stable
 
     # --- what people and the control plane hear ---------------------------------------------------
+
+    @property
+    def leases(self) -> Leases:
+        """How far they have run."""
+        return Leases(self._last_pull, self._met, self._canary_ended_epoch)
 
     @property
     def breaker_open(self) -> bool:

@@ -6,7 +6,7 @@ batches in flight still run is let go when they end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +47,17 @@ class HeldSets:
     """What is held now, at least one set. Changed by the thread that applies plans; everybody else reads ``held``
     once."""
 
-    def __init__(self, bundle: Bundle, sessions: Sessions, *, store: Path | None = None) -> None:
-        self.own, self._store = bundle, store
-        self._next = 0
+    def __init__(
+        self,
+        bundle: Bundle,
+        sessions: Sessions,
+        *,
+        store: Path | None = None,
+        rings: Mapping[str, RecordRing] | None = None,
+    ) -> None:
+        """``rings``: those of sets that an engine before this one held go on."""
+        self.own, self._store, self._rings = bundle, store, dict(rings or {})
+        self._next = max([0, *(ring.next for ring in self._rings.values())])
         self.held: tuple[HeldSet, ...] = ()
         self.held = (HeldSet(own_set(bundle), sessions, self._ring(bundle)),)
 
@@ -111,6 +119,8 @@ class HeldSets:
     def _ring(self, bundle: Bundle) -> RecordRing:
         """Its numbers begin where those of all earlier ones ended: a set that is held for a second time must not repeat
         them."""
+        if before := self._rings.pop(bundle.manifest.ramp_set_digest, None):
+            return before
         return RecordRing(
             n_ramps=len(bundle.columns),
             ramp_set_digest=bundle.manifest.ramp_set_digest,

@@ -1,0 +1,176 @@
+"""What a worker tells its control plane of an engine: its state, and what it counted and recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from offramp_core.bundle import profile_arrays
+from offramp_core.errors import InvalidArgumentError, PlanRefusedError
+from offramp_core.plan import Plan
+from offramp_core.protocol import ArmCounts, ArmPlan, Observations, PlanDocument, RecordBlock, WorkerState
+from offramp_core.reasons import Reason
+from offramp_worker.engine.accounts.counters import Counters, RecordRing
+from offramp_worker.engine.arms.leases import Leases
+
+if TYPE_CHECKING:
+    from offramp_worker.bundle.load import Bundle
+    from offramp_worker.engine.engine import Engine
+    from offramp_worker.engine.remains import Remains
+    from offramp_worker.worker import InferenceWorker
+
+
+def blank_state(worker: InferenceWorker) -> WorkerState:
+    """Of a worker that has no bundle yet."""
+    return WorkerState(
+        uid=worker.settings.uid,
+        boot_id=worker.boot_id,
+        service_uid=worker.settings.service_uid,
+        model="",
+        ready=False,
+        backbone_digest="",
+        ramp_set_digest="",
+        ramps=(),
+        costs={},
+        crashed_epoch=worker.marker.crashed_epoch,
+    )
+
+
+def bundle_state(worker: InferenceWorker, bundle: Bundle) -> WorkerState:
+    """Of a worker whose bundle has been read and verified."""
+    manifest = bundle.manifest
+    costs: dict[str, list[Any]] = {name: a.tolist() for name, a in profile_arrays(bundle.profile).items()}
+    return replace(
+        blank_state(worker),
+        model=manifest.name,
+        backbone_digest=manifest.backbone_digest,
+        ramp_set_digest=manifest.ramp_set_digest,
+        ramps=bundle.columns,
+        costs=costs,
+        output=bundle.task.spec.output,
+        ramp_sets=(manifest.ramp_set_digest,),
+    )
+
+
+def state_of(worker: InferenceWorker, engine: Engine) -> WorkerState:
+    """Of a worker whose bundle is loaded. ``message`` of an unready one is the reason of a broken bundle and nothing
+    else."""
+    captures, plans, active = engine.captures, worker.plans, engine.active
+    return replace(
+        bundle_state(worker, engine.bundle),
+        ready=worker.ready,
+        epoch=active.epoch,
+        stable_hash=active.stable.plan.content_hash if active.stable else "",
+        canary_hash=active.canary.plan.content_hash if active.canary and not engine.arms.canary_lease_ended else "",
+        refused=plans.refused if plans else None,
+        breaker_open=engine.arms.breaker_open,
+        stopped_tiers=engine.arms.stopped_tiers,
+        message=engine.arms.describe() if worker.ready else "",
+        suspicion=engine.arms.suspicion,
+        failing=worker.failing,
+        ramp_sets=engine.sets.digests,
+        captures=captures.count if captures else 0,
+        capture_since=captures.since if captures else None,
+        newest_epoch=plans.newest_epoch if plans else 0,
+        pace=engine.pace,
+        overload_seconds=engine.overload_seconds(),
+    )
+
+
+def observed(
+    report: Observations,
+    counters: Counters,
+    rings: Mapping[str, RecordRing],
+    *,
+    own: str,
+    after: int,
+    also: Mapping[str, int],
+) -> Observations:
+    """With all counters, and records from sequence number ``after`` on. ``also`` has the numbers to go on from in the
+    rings of other ramp sets than the bundle's ``own``, by digest."""
+    records, others = RecordBlock(after, after, own), []
+    for digest, ring in rings.items():
+        if digest == own:
+            records = ring.read(after)
+        else:
+            others.append(ring.read(also.get(digest, 0)))
+    return replace(
+        report,
+        counts=counters.snapshot(),
+        records=records,
+        held_back=counters.held_back(),
+        plans=counters.plans(),
+        refused=counters.refused,
+        more_records=tuple(others),
+    )
+
+
+@dataclass(slots=True)
+class Resting:
+    """A worker whose bundle is out of memory until somebody asks for it. Its control plane hears what it would if the
+    bundle were there and nobody asked. Without ``remains`` it was never loaded."""
+
+    state: WorkerState
+    remains: Remains | None = None
+    _heard: Leases = field(default_factory=lambda: Leases(time.perf_counter()))
+
+    @property
+    def leases(self) -> Leases:
+        """How far they have run, for the next engine."""
+        return self._heard if self.remains is None else self.remains.arms.leases
+
+    def report(self, *, ready: bool) -> WorkerState:
+        """Its state. ``ready``: a request would load it."""
+        canary = self.state.canary_hash
+        if self.remains is not None and self.remains.arms.canary_lease_ended:
+            canary = ""
+        return replace(self.state, ready=ready, canary_hash=canary)
+
+    def took(self, document: PlanDocument) -> None:
+        """A newer document will be in force with the next load.
+
+        Raises
+        ------
+        PlanRefusedError
+            No bundle could run it, or this one could not.
+        """
+        stable, before = self._hash(document.stable), self.state
+        same = stable == before.stable_hash
+        self.state = replace(
+            before,
+            epoch=document.epoch,
+            newest_epoch=document.epoch,
+            stable_hash=stable,
+            canary_hash="" if document.canary is None else self._hash(document.canary),
+            breaker_open=before.breaker_open and same,
+            stopped_tiers=before.stopped_tiers if same else (),
+            suspicion=before.suspicion if same else 0.0,
+            message="",
+        )
+        if self.remains is not None:
+            self.remains.arms.renew()
+
+    def _hash(self, arm: ArmPlan) -> str:
+        try:
+            plan = Plan.from_mapping(arm.plan)
+        except InvalidArgumentError as error:
+            raise PlanRefusedError(Reason.MALFORMED, str(error)) from error
+        if plan.backbone_digest != self.state.backbone_digest:
+            message = f"backboneDigest is {plan.backbone_digest}; this worker serves {self.state.backbone_digest}"
+            raise PlanRefusedError(Reason.DIGEST_MISMATCH, message)
+        return plan.content_hash
+
+    def renew(self) -> None:
+        """The control plane is alive, and has spoken to this process."""
+        if self.remains is None:
+            self._heard = Leases(time.perf_counter(), met=True)
+        else:
+            self.remains.arms.meet()
+
+
+def owes_audits(pulled: tuple[ArmCounts, ...], now: tuple[ArmCounts, ...]) -> bool:
+    """Whether draws that were open when the control plane ``pulled`` counts last have been compared by ``now``."""
+    audited = {(c.epoch, c.arm): c.audited for c in now}
+    return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in pulled)
