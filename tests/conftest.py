@@ -133,8 +133,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     file, text = collection_path.relative_to(HERE).as_posix(), collection_path.read_text(encoding="utf-8")
     every = set(MARK.findall(marked[0])) if (marked := MARKED.search(text)) else set()
     some = set(MARK.findall(text))
-    if file.startswith("core/") and "slow" in some:
-        some.add("simulation")  # by core/conftest.py
+    if file.startswith("core/"):
+        some.add("simulation")  # which core/conftest.py makes of what is slow
     if file.startswith(COMPUTES):
         every.add("computes")
     if any(name.startswith(file) for name in COMPUTES):
