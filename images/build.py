@@ -44,13 +44,11 @@ PYTHON_VERSION = (3, 11)  # of the base layer; compiled files fit no other
 PLATFORM = f"{os.uname().machine}-manylinux_2_28"
 PREFIX = "opt/offramp"
 NOBODY = "65532:65532"
+PINNED = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 CUDA_LOCK = ROOT / "images" / "cuda.txt"
 REQUIRED_CUDA = "cuda>=13.0"  # of the node's driver
 # Of NVIDIA's packages, what is for building programs, and libraries that ONNX Runtime's CUDA provider does not load.
-NOT_LOADED = ("include", "*.a", "*.alt.so*", "libcufftw.so*", "libnvblas.so*")
-
-
-PINNED = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
+NOT_LOADED = ("include", "*.a", "libcufftw.so*", "libnvblas.so*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def _counts(found: dict[str, Any], name: str) -> list[str]:
 def goals(results: Results) -> list[Goal]:
     """What the issue asks."""
     target = (
-        f"{GPUS:,} GPUs of seven kinds, {SERVICES:,} services: all that fit serve, the others say what they wait for, "
+        f"{GPUS:,} GPUs of six kinds, {SERVICES:,} services: all that fit serve, the others say what they wait for, "
         "nobody is stuck, no writes in steady state"
     )
     found = results.get("placement")
