@@ -9,7 +9,8 @@ quarter of a processor. One client asks for one row at a time. Arms take turns w
     split    an edge of that core (`--residue Auto`)
 
 Reported: mean latency of the split over the smaller of the other two, by round; the core's processor time by row
-against answering everything there, with exits and without; and what becomes of requests while the uplink is cut.
+against answering everything there, with exits and without, where the edge has the plan that is made for edges; and
+what becomes of requests while the uplink is cut.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import json
 import os
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from bench.engine import request_of
 from bench.load import encode
 from bench.provenance import provenance
 from bench.served import Prepared, prepared
@@ -36,6 +40,8 @@ from bench.subjects import SUBJECTS, make_subject
 from bench.uplink import THERE, NoNetworksError, Uplink, share_of_a_processor, uplink
 from bench.validate_simulator import LoopbackWorker
 from offramp_core.plan import Plan
+from offramp_core.precision import EXACT
+from offramp_core.tuning import Proposed, tune
 from offramp_worker.bundle.load import load_bundle
 
 OUT = Path("build/bench/edge.json")
@@ -74,6 +80,13 @@ class Asked:
 def mean_seconds(asked: Asked, x: Any) -> float:
     """Of rows (n, ...), one by one."""
     return float(np.mean([asked.row(row[None])[0] for row in x]))
+
+
+def relayed(worker: LoopbackWorker) -> float:
+    """Requests that an edge has handed to its core as they came."""
+    with urllib.request.urlopen(f"{worker.url}/metrics", timeout=ANSWER_SECONDS) as reply:
+        families = text_string_to_metric_families(reply.read().decode())
+    return sum(s.value for f in families for s in f.samples if s.name == "earlyexit_relayed_requests_total")
 
 
 def processor_seconds(pid: int) -> float:
@@ -117,12 +130,15 @@ def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -
                 for arm in arms.values():
                     mean_seconds(arm, x[:WARM_UP])
                 means: dict[str, list[float]] = {name: [] for name in arms}
+                before = relayed(arms["split"].worker)
                 for number in range(rounds):
                     begin = (WARM_UP + number * rows) % max(1, len(x) - rows)
                     names = list(arms)[number % 3 :] + list(arms)[: number % 3]
                     for name in names:
                         means[name].append(mean_seconds(arms[name], x[begin : begin + rows]))
-            found = {"share": share, "mbit": rate, "ms": {n: 1e3 * float(np.mean(v)) for n, v in means.items()}}
+                found: dict[str, Any] = {"share": share, "mbit": rate}
+                found["ms"] = {n: 1e3 * float(np.mean(v)) for n, v in means.items()}
+                found["relayed"] = (relayed(arms["split"].worker) - before) / (rounds * rows)
             best = np.minimum(means["edge"], means["core"])
             ratios = np.array(means["split"]) / best
             found["ratio"] = {
@@ -135,20 +151,29 @@ def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -
             yield found
 
 
+def edge_plan(made: Prepared) -> Plan | None:
+    """The certified plan that an edge's own control loop would find on the first half of the inputs; None for none."""
+    first = made.records.take(slice(0, len(made.records) // 2))
+    outcome = tune(first, replace(request_of(made.bundle, (EXACT,)), computed_again=True))
+    return outcome.plan if isinstance(outcome, Proposed) else None
+
+
 def computing(site: Site, x: Any, *, console: Console) -> dict[str, Any]:
-    """The core's processor seconds by row: all of them there, without exits and with the plan; and as the core of an
-    edge that sends inputs, or features, of what leaves at no exit."""
+    """The core's processor seconds by row: all of them there, without exits, with the plan of one worker and with that
+    of an edge; and as the core of an edge with that plan that sends inputs, or features, of what leaves at no exit."""
     site.link.shape(max(RATES_MBIT))
-    pid, found = site.core.pid, dict[str, Any]()
-    plans = {"exact": Plan(site.plan.backbone_digest, site.plan.ramp_set_digest), "plan": site.plan}
+    pid, found, own = site.core.pid, dict[str, Any](), edge_plan(site.made) or site.plan
+    plans = {"exact": Plan(own.backbone_digest, own.ramp_set_digest), "plan": site.plan, "edge plan": own}
     for name, plan in plans.items():
         site.core.put_in_force(plan, audit_rate=AUDIT_RATE if plan.ramps else 0.0)
         found[name] = _spent(Asked(site.core, site.made), pid, x)
     for residue in ("Input", "Features"):
         with ExitStack() as stack:
             asked = site.box(stack, (), OFFRAMP_RESIDUE=residue, **site.of_core)
+            asked.worker.put_in_force(own, audit_rate=AUDIT_RATE)
             mean_seconds(asked, x[:WARM_UP])
             found[residue] = _spent(asked, pid, x)
+    site.core.put_in_force(site.plan, audit_rate=AUDIT_RATE)
     console.print(found)
     return found
 

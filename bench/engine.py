@@ -257,7 +257,8 @@ def _unlike(own: Mapping[str, Plan | str], for_all: Mapping[str, Plan | str]) ->
     }
 
 
-def _request(bundle: Bundle, precisions: tuple[Precision, ...]) -> TuningRequest:
+def request_of(bundle: Bundle, precisions: tuple[Precision, ...]) -> TuningRequest:
+    """What is asked of a plan for one worker."""
     ids = tuple(bundle.columns[j].id for j in chain([c.precision for c in bundle.columns], EXACT))
     manifest = bundle.manifest
     return TuningRequest(
@@ -274,13 +275,13 @@ def _request(bundle: Bundle, precisions: tuple[Precision, ...]) -> TuningRequest
 
 
 def _certified(first: Records, bundle: Bundle, precisions: tuple[Precision, ...]) -> Plan | str:
-    outcome = tune(first, _request(bundle, precisions))
+    outcome = tune(first, request_of(bundle, precisions))
     return outcome.plan if isinstance(outcome, Proposed) else str(outcome)
 
 
 def _uncertified(first: Records, second: Records, bundle: Bundle, precisions: tuple[Precision, ...]) -> Plan | str:
     """The best plan on the first half whose disagreement on the second one is within the budget."""
-    request = _request(bundle, precisions)
+    request = request_of(bundle, precisions)
     best: tuple[float, Plan] | None = None
     for precision in precisions:
         a, b = first.at(precision), second.at(precision)

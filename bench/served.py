@@ -34,7 +34,7 @@ from bench.openloop import OpenLoopClient, Target, Trial, infer
 from bench.subjects import SUBJECTS, make_subject
 from bench.validate_simulator import LoopbackWorker
 from offramp_core.plan import Plan
-from offramp_core.records import records_from_arrays
+from offramp_core.records import Records, records_from_arrays
 from offramp_worker.bundle.lengths import used_length
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.execution.sessions import Sessions
@@ -55,13 +55,15 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A bundle, the plans of the arms, the requests that are sent, and the labels of the reference."""
+    """A bundle, the plans of the arms, the requests that are sent, and the labels of the reference for them."""
 
     bundle: Bundle
     plans: Mapping[str, Plan]
     requests: Sequence[bytes]
     reference: npt.NDArray[np.int64]
     model_seconds: float
+    #: The scores of all inputs, of which the first half found the plans.
+    records: Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def prepared(bundle: Bundle, x: Array, *, seconds: float) -> Prepared:
         if spec.varies and spec.pad is not None:  # without the padding, as a client would send it
             one = np.ascontiguousarray(one[:, : used_length(one, pad=spec.pad)])
         requests.append(infer(one, model=manifest.name, input_name=spec.name))
-    return Prepared(bundle, arms, requests, arrays["reference"][half:], profile.batches[0].exact_seconds)
+    return Prepared(bundle, arms, requests, arrays["reference"][half:], profile.batches[0].exact_seconds, everything)
 
 
 class Arms:

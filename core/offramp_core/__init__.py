@@ -11,6 +11,7 @@ bundle.py       the exit bundle: what `offramp prepare` writes and a worker load
 columns.py      which columns of wide records belong to which precision of the backbone
 costs.py        seconds of a batch of any size on its way through a plan's stages
 edge.py         what an edge worker sends to its core, and whether it computes it itself
+edge_relay.py   whether an edge or its core answers a request, by what both were measured to take
 edge_settings.py  what users set of an edge, read and checked
 errors.py       the error tree of every Offramp package
 evaluate.py     what a threshold vector does on recorded traffic

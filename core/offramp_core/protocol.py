@@ -284,7 +284,8 @@ class WorkerState:
     ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready
     worker is of its bundle.) ``missing_device`` is the kind of device that its bundle was prepared for, where there is
     none. ``pace`` is what whole batches of the exact model took here before the first request, in times of what
-    ``costs`` say, at least ``SHORTEST_PACE`` and at most ``LONGEST_PACE``; 0 where nobody measured.
+    ``costs`` say, at least ``SHORTEST_PACE`` and at most ``LONGEST_PACE``; 0 where nobody measured. ``at_edge``: a core
+    answers, by the whole model, what leaves at no exit here.
     """
 
     uid: str
@@ -315,6 +316,7 @@ class WorkerState:
     missing_device: str = ""
     pace: float = 0.0
     overload_seconds: float | None = None
+    at_edge: bool = False
 
 
 SHORTEST_PACE, LONGEST_PACE = 1e-3, 1e3

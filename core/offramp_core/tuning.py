@@ -125,6 +125,9 @@ class TuningRequest:
     #: The plan in force was made without some of the tiers, and this is the attempt to have them: it must then save
     #: ``MENU_MARK`` of what that plan saves.
     menu_is_new: bool = False
+    #: What leaves at no exit is computed once more, by the core of an edge: plans are looked for as if it cost the fp32
+    #: backbone's time on top. What they save, and whether that is enough, is this machine's time as ever.
+    computed_again: bool = False
 
     def subject(self, records: Records) -> Subject:
         """What a certificate on these records, which are those of one precision, would be about."""
@@ -346,6 +349,7 @@ def _path(
         max_disagreement=request.max_disagreement,
         max_ramps=request.max_ramps,
         max_overhead=request.max_overhead,
+        stay=float(request.computed_again),
         should_stop=should_stop,
     )
     seen = [evaluate(a, step.active, step.thresholds) for step in steps]

@@ -25,6 +25,7 @@ import offramp_worker
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.task import GENERATE, declared_task
 from offramp_worker.edge.door import EdgeDoor
+from offramp_worker.edge.relay import Relay
 from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
@@ -142,7 +143,9 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         EdgeDoor(worker, front, app) if settings.takes_edges else app,
         settings.host,
         settings.port,
-        protocol=connections(settings, budget=budget, inference=inference),
+        protocol=connections(
+            settings, budget=budget, inference=inference if settings.edge is None else Relay(worker, inference)
+        ),
     )
     rpc = await _listen_grpc(worker, front)
     admin, admin_task = None, None

@@ -62,6 +62,7 @@ UNITS: Mapping[str, str] = {
     "earlyexit_queue_rows": "rows",
     "earlyexit_ramp_overhead_seconds_total": "seconds",
     "earlyexit_ramp_saved_seconds_total": "seconds",
+    "earlyexit_relayed_requests_total": "requests",
     "earlyexit_request_duration_seconds": "seconds by requests",
     "earlyexit_requests_total": "requests",
     "earlyexit_responses_total": "requests",
@@ -226,6 +227,9 @@ class Metrics:
             "Time until an edge had an answer of its core: the network, and the core's computing.",
             buckets=SECONDS,
             **own,
+        )
+        self.relayed = Counter(
+            "relayed_requests", "Requests that an edge handed to its core as they came, which answered them.", **own
         )
         self.core_bytes = Counter("core_request_bytes", "Bytes of answered requests of an edge to its core.", **own)
         self.core_reachable = Gauge(

@@ -76,6 +76,7 @@ def state_of(worker: InferenceWorker, engine: Engine) -> WorkerState:
         newest_epoch=plans.newest_epoch if plans else 0,
         pace=engine.pace,
         overload_seconds=engine.overload_seconds(),
+        at_edge=engine.at_edge,
     )
 
 

@@ -89,7 +89,7 @@ class InferenceWorker:
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
         self.engine: Engine | None = None
         self._loaded: Engine | None = None  # one that waits for its fixed plan
-        self._link: Link | None = None
+        self.edge: Edge | None = None  # of an edge, once its bundle is loaded: the core that it has
         self.plans: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
@@ -163,14 +163,15 @@ class InferenceWorker:
         given = self.settings.edge
         if given is None:
             return None
-        self._link = Link(given, bundle, metrics=self.metrics)
+        link = Link(given, bundle, metrics=self.metrics)
+        self.edge = Edge(link, given.residue, given.offline)
         try:
-            self._link.open()
+            link.open()
         except InvalidBundleError as error:
-            self._link.close()
+            link.close()
             self._refuse(error)
             raise
-        return Edge(self._link, given.residue, given.offline)
+        return self.edge
 
     def _take_plans(self, engine: Engine) -> None:
         """Open the desk where plans arrive, and take the file's."""
@@ -307,8 +308,8 @@ class InferenceWorker:
             self._plan_file.stop()
         if self.engine is not None:
             _end(self.engine, seconds)
-        if self._link is not None:
-            self._link.close()
+        if self.edge is not None:
+            self.edge.link.close()
         self.marker.close()
         self.memory.close()
 

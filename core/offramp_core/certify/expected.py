@@ -51,16 +51,18 @@ def expected_path(
     max_disagreement: float,
     max_ramps: int,
     max_overhead: float = 1.0,
+    stay: float = 0.0,
     should_stop: Callable[[], bool] | None = None,
 ) -> list[PathStep]:
-    """Plans from cautious to bold, without repeats. At another precision than fp32 the first one has no ramps.
+    """Plans from cautious to bold, without repeats. At another precision than fp32 the first one has no ramps. What
+    leaves at no ramp costs ``stay`` runs of the fp32 backbone on top, where somebody else computes it again.
 
     The plans of falling prices jump where a ramp joins. Between two of them the path goes on in small steps of expected
     disagreement: either the plan before, its thresholds scaled up together in rank space, or the one behind, scaled
     down, whichever is cheaper.
     """
     kept = records.take(slice(max(0, len(records) - MOST_ROWS), None))
-    search = _Descent(kept, max_ramps=max_ramps, max_overhead=max_overhead)
+    search = _Descent(kept, max_ramps=max_ramps, max_overhead=max_overhead, stay=stay)
     path: dict[tuple[tuple[int, ...], tuple[Decimal, ...]], PathStep] = {}
     start = 0.0
     if records.precision != EXACT:
@@ -176,13 +178,13 @@ class _Cut:
 class _Descent:
     """The sum and its state: a threshold key per active ramp."""
 
-    def __init__(self, records: Records, *, max_ramps: int, max_overhead: float) -> None:
+    def __init__(self, records: Records, *, max_ramps: int, max_overhead: float, stay: float = 0.0) -> None:
         costs, unit = records.costs, records.costs.baseline_seconds
         self._n, self._max_ramps = len(records), max_ramps
         self._allowed = max_overhead * (1 + 1e-12) + costs.head_start
         self._reached = np.cumsum(costs.segment_seconds)[:-1] / unit
         self._ramp = costs.ramp_seconds / unit
-        self._whole = costs.total_seconds / unit
+        self._whole = costs.total_seconds / unit + stay
         # Everything below reads a ramp's column: in Fortran order it lies in one piece.
         self._wrong = np.asfortranarray(error_curves(records))
         self._final_wrong = final_errors(records)

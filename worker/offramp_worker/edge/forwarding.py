@@ -162,28 +162,32 @@ class Forwarding:
     def _way(self, batch: Batch, runtime: Runtime, onward: Onward) -> Sent:
         rows, size = len(onward.rows), batch.x.nbytes // len(batch)
         _, here, saved = self._seconds(runtime, len(batch), rows)
-        features = None if not self._can_send(runtime, onward) else onward.features.nbytes
         if self._residue == "Auto" and self._rows_out + rows > self._most_rows:
             return "Nothing"
         self._number += 1
-        rest = Rest(rows * size, features, saved, here)
-        return sent(rest, self._link.uplink, residue=self._residue, number=self._number)
+        features = onward.features.nbytes if self._can_send(runtime, onward) else None
+        rest, decide = (
+            Rest(rows * size, features, saved, here),
+            partial(sent, residue=self._residue, number=self._number),
+        )
+        way = decide(rest, self._link.uplink)
+        if way == "Features" and onward.ramp is not None and not self._proof.holds(runtime, onward.ramp):
+            return decide(replace(rest, features_bytes=None), self._link.uplink)
+        return way
 
     def _can_send(self, runtime: Runtime, onward: Onward) -> bool:
-        """Features that the core is known to understand: of the exact precision, and of all that the rest reads. Where
+        """Whether features may be sent once they are proven: of the exact precision, and all that the rest reads. Where
         lengths vary nobody asks."""
-        if (
-            onward.ramp is None
-            or self._residue == "Input"
-            or self._link.away
-            or not self._takes_features
-            or runtime.plan.precision != EXACT
-            or runtime.stages[-1].reads_input
-            or self._bundle.manifest.inputs[0].varies
-            or not isinstance(onward.features, np.ndarray)
-        ):
-            return False
-        return self._proof.holds(runtime, onward.ramp)
+        return (
+            onward.ramp is not None
+            and self._residue != "Input"
+            and not self._link.away
+            and self._takes_features
+            and runtime.plan.precision == EXACT
+            and not runtime.stages[-1].reads_input
+            and not self._bundle.manifest.inputs[0].varies
+            and isinstance(onward.features, np.ndarray)
+        )
 
     @property
     def _takes_features(self) -> bool:

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-import httpx
 import msgspec
 import numpy.typing as npt
 
@@ -25,6 +25,8 @@ from offramp_core.edge import Sent, Uplink
 from offramp_core.edge_settings import EdgeSettings
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_worker.bundle.load import Bundle
+from offramp_worker.edge.kept import Answered as Answer
+from offramp_worker.edge.kept import KeptConnections
 from offramp_worker.edge.wire import (
     BOOT_HEADER,
     DIGEST_HEADER,
@@ -34,7 +36,6 @@ from offramp_worker.edge.wire import (
     UPLINK_BYTES,
     Core,
     Reply,
-    UnreadableReplyError,
     edge_path,
     read_reply,
     request_body,
@@ -46,7 +47,6 @@ Array = npt.NDArray[Any]
 Answered = Callable[[Reply | None], None]
 
 CONNECTIONS = 8
-KEEP_ALIVE_SECONDS = 60.0  # shorter than the core keeps them
 SHORTEST_WAIT = 0.001
 PATIENCE_FACTOR, SHORTEST_PATIENCE, LONGEST_PATIENCE = 10.0, 1.0, 10.0  # for an answer, by what one takes
 AGAIN_SECONDS, MEASURE_SECONDS = 1.0, 60.0
@@ -115,21 +115,8 @@ class Link:
         self._measured_at = -math.inf
         self._rest_until: dict[str, float] = {}  # by path
         self._row_bytes = 8 * bundle.task.width * (2 * len(bundle.columns) + 4)  # more than any reply has
-        self._client = httpx.AsyncClient(
-            base_url=settings.core,
-            headers={
-                DIGEST_HEADER: manifest.backbone_digest,
-                RAMPS_HEADER: manifest.ramp_set_digest,
-                "accept-encoding": "identity",
-            },
-            timeout=None,  # noqa: S113 - each request has one time for all of it
-            limits=httpx.Limits(
-                max_connections=CONNECTIONS + 1,
-                max_keepalive_connections=CONNECTIONS + 1,
-                keepalive_expiry=KEEP_ALIVE_SECONDS,
-            ),
-            trust_env=False,
-        )
+        self._kept = KeptConnections(settings.core, most=CONNECTIONS + 1)
+        self._named = {DIGEST_HEADER: manifest.backbone_digest, RAMPS_HEADER: manifest.ramp_set_digest}
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._free, self._tasks = asyncio.Semaphore(CONNECTIONS), set[asyncio.Task[None]]()
         self._loop = asyncio.new_event_loop()
@@ -148,7 +135,7 @@ class Link:
         try:
             self.meet()
         except CoreAwayError as error:
-            self._lose(str(error))
+            self.lose(str(error))
 
     def watch(self, tick: Callable[[], None]) -> None:
         """Ask for the core, and call ``tick``, about once a second from now on."""
@@ -191,7 +178,8 @@ class Link:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
-        self._loop.run_until_complete(self._client.aclose())
+        self._kept.close()
+        self._loop.run_until_complete(asyncio.sleep(0))  # in which they end
         self._loop.close()
 
     def _begin(self, request: _Request, answered: Answered) -> None:
@@ -210,8 +198,8 @@ class Link:
         except CoreRefusedError as error:
             self.takes_features = self.takes_features and request.sent != "Features"
             log_event("core-refused", level="warning", core=self.core, what=request.what, reason=str(error))
-        except (httpx.HTTPError, CoreAwayError) as error:
-            self._lose(_words(error))
+        except (OSError, CoreAwayError) as error:
+            self.lose(_words(error))
         except Exception as error:  # whoever waits must hear of it, whatever it is
             self._failed(request, error)
         finally:
@@ -225,7 +213,7 @@ class Link:
                 log_event("core-busy", level="warning", core=self.core, what=request.what, reason=_words(error))
             self._rest_until[request.kind] = time.monotonic() + AGAIN_SECONDS
         elif not isinstance(error, CoreBusyError):
-            self._lose(_words(error))
+            self.lose(_words(error))
 
     async def _patiently(self, request: _Request) -> Reply | None:
         """The answer, within the link's patience."""
@@ -241,10 +229,10 @@ class Link:
 
     async def _exchange(self, request: _Request, seconds: float) -> Reply:
         headers = {LENGTH_HEADER: str(request.length), SECONDS_HEADER: f"{seconds:.3f}"}
-        reply, content = await self._post(f"{self._path}/{request.what}", request.body, headers, most=request.most)
-        if reply.status_code != httpx.codes.OK:
-            raise _refused(request, reply, content)
-        answer = self._read(reply, content)
+        reply = await self._post(f"{self._path}/{request.what}", request.body, headers, most=request.most)
+        if reply.status != HTTPStatus.OK:
+            raise _refused(request, reply)
+        answer = self._read(reply)
         took = time.monotonic() - request.began  # with the time in which it waited for a connection
         self._metrics.core_seconds.observe(took)
         self._metrics.core_bytes.inc(len(request.body))
@@ -253,7 +241,7 @@ class Link:
                 self.uplink = self.uplink.after(request.sent, size=len(request.body), seconds=took)
         return answer
 
-    def _read(self, reply: httpx.Response, content: bytes) -> Reply:
+    def _read(self, reply: Answer) -> Reply:
         """An answer of this very model and its ramps."""
         headers = reply.headers
         boot = headers.get(BOOT_HEADER, "")
@@ -264,19 +252,12 @@ class Link:
         if not boot:
             raise CoreAwayError(f"{self.core} does not say which process it is")
         self.boot = boot
-        return Reply(read_reply(content, headers.get(LENGTH_HEADER)), boot)
+        return Reply(read_reply(bytes(reply.body), headers.get(LENGTH_HEADER)), boot)
 
-    async def _post(
-        self, path: str, body: bytes, headers: Mapping[str, str], *, most: int
-    ) -> tuple[httpx.Response, bytes]:
-        """A response and its body, which is never read beyond ``most`` bytes."""
-        content = bytearray()
-        async with self._client.stream("POST", path, content=body, headers=headers) as reply:
-            async for chunk in reply.aiter_raw():
-                content += chunk
-                if len(content) > most:
-                    raise UnreadableReplyError(f"the core's reply is larger than {most} bytes")
-        return reply, bytes(content)
+    async def _post(self, path: str, body: bytes, headers: Mapping[str, str], *, most: int) -> Answer:
+        """A reply, of which at most so many bytes are read."""
+        head = self._kept.head(path, {**self._named, **headers}, length=len(body))
+        return await self._kept.post(head + body, most=most)
 
     # --- whether the core is there ------------------------------------------------------------------------
 
@@ -312,7 +293,7 @@ class Link:
                 return self._declared or await self._measured_rate(short), short
         except TimeoutError as error:
             raise CoreAwayError(f"it does not say who it is within {LONGEST_PATIENCE:g} s") from error
-        except (httpx.HTTPError, UnreadableReplyError) as error:
+        except OSError as error:
             raise CoreAwayError(_words(error)) from error
 
     async def _measured_rate(self, short: float) -> float:
@@ -325,16 +306,16 @@ class Link:
 
     async def _ask(self, body: bytes) -> tuple[Core, float]:
         began = time.perf_counter()
-        reply, content = await self._post(self._path, body, {}, most=MEETING_BYTES)
-        if reply.status_code == httpx.codes.NOT_FOUND:
+        reply = await self._post(self._path, body, {}, most=MEETING_BYTES)
+        if reply.status == HTTPStatus.NOT_FOUND:
             raise OtherModelError(
                 f"OFFRAMP_CORE is {self.core}: it takes no edges of model {self._mine.model!r}; start it with "
                 "`offramp serve BUNDLE --edges`"
             )
-        if reply.status_code != httpx.codes.OK:
-            raise CoreAwayError(_refusal(reply, content))
+        if reply.status != HTTPStatus.OK:
+            raise CoreAwayError(_refusal(reply))
         try:
-            core = msgspec.json.decode(content, type=Core)
+            core = msgspec.json.decode(reply.body, type=Core)
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise CoreAwayError(f"{self.core} does not say which model it serves: {error}") from error
         return core, time.perf_counter() - began
@@ -347,7 +328,8 @@ class Link:
             if theirs != mine:
                 raise OtherModelError(f"OFFRAMP_CORE is {self.core}: its {field} is {theirs[:80]}, this edge's {mine}")
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
+        """The core is out of reach, until it has said again who it is."""
         with self._lock:
             known, self.away = self.away, why
         if why != known:
@@ -361,25 +343,25 @@ class Link:
                 except Exception as error:  # a thread that ended would never find the core again
                     if self._closed.is_set():
                         return
-                    self._lose(_words(error))
+                    self.lose(_words(error))
             tick()
 
 
-def _refused(request: _Request, reply: httpx.Response, content: bytes) -> OfframpError:
+def _refused(request: _Request, reply: Answer) -> OfframpError:
     """What a reply other than 200 says of the core: another model by now, not able to answer rows, no room or no time
     for this. What else it says is of one request."""
-    status, words = reply.status_code, _refusal(reply, content)
-    if status == httpx.codes.CONFLICT:
+    status, words = reply.status, _refusal(reply)
+    if status == HTTPStatus.CONFLICT:
         return CoreAwayError(words)
-    if status == httpx.codes.TOO_MANY_REQUESTS or (status == httpx.codes.GATEWAY_TIMEOUT and request.within < math.inf):
+    if status == HTTPStatus.TOO_MANY_REQUESTS or (status == HTTPStatus.GATEWAY_TIMEOUT and request.within < math.inf):
         return CoreBusyError(words)
-    if reply.is_server_error:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return CoreAwayError(words) if request.kind == "rows" else CoreBusyError(words)
     return CoreRefusedError(words)
 
 
-def _refusal(reply: httpx.Response, content: bytes) -> str:
-    return f"it answers {reply.status_code}: {content[:200].decode(errors='replace')}"
+def _refusal(reply: Answer) -> str:
+    return f"it answers {reply.status}: {reply.body[:200].decode(errors='replace')}"
 
 
 def _words(error: Exception) -> str:

@@ -6,6 +6,8 @@
 | ``/rows`` | rows of the model's input | the model's own logits |
 | ``/features/RAMP`` | what the stages up to a ramp hand on | the model's own logits |
 | ``/scores`` | rows of the model's input | what the model and every column of a record say |
+
+A request may also be handed on as it came, to ``/v2/models/NAME/infer``, with the header :data:`PLAN_HEADER`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ DIGEST_HEADER, RAMPS_HEADER, SECONDS_HEADER, LENGTH_HEADER = (
     "offramp-seconds",
     "inference-header-content-length",
 )
+#: Of a request that an edge hands on as it came: the content hash of the plan whose exits may answer it.
+PLAN_HEADER = "offramp-plan"
 BOOT_HEADER = "offramp-boot"  # of every reply: which process of a core it comes from
 FEATURES = "features"
 UPLINK_BYTES = 65536  # of a body that measures the uplink

@@ -14,6 +14,7 @@ from weakref import ref
 import orjson
 
 from offramp_core.reasons import RequestOutcome
+from offramp_worker.edge.handed import handed_on
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.queue.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
@@ -118,6 +119,12 @@ class Inference:
             if model != engine.bundle.manifest.name and not self._names(engine, model):
                 self._refuse(self.refusals.refusal(404, _unknown(model, engine)), headers, reply)
                 return None
+            handed = handed_on(headers) if self._worker.settings.takes_edges else None
+            if handed is not None:
+                if odd := handed.unlike(engine.bundle.manifest):
+                    self._refuse(self.refusals.refusal(409, odd), headers, reply)
+                    return None
+                reply = handed.signed(reply)
             form = _form(headers)
             beside = form.packed or engine.bundle.encoded is not None
             if beside or is_large(body, header_length=form.header_length):
@@ -136,6 +143,9 @@ class Inference:
 
     def _submit(self, engine: Engine, request: InferRequest, headers: Headers, reply: Reply) -> Ticket:
         request = self._front.named(request)
+        handed = handed_on(headers) if self._worker.settings.takes_edges else None
+        if handed is not None:
+            request = handed.allowed(request, engine)
         done = partial(self._reply, request=request, model=engine.bundle.manifest.name, reply=reply, headers=headers)
         return self._front.submit(engine, request, done=done)
 

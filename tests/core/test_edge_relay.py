@@ -1,0 +1,94 @@
+"""Who answers a request of an edge: it is learned from what both ways took, whatever that is, and costs little."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offramp_core.edge import Uplink
+from offramp_core.edge_relay import EXPLORING, FIRST, By, Waiting, Ways
+
+SIZE = 14_000
+seconds = st.floats(1e-5, 2.0)
+rates = st.floats(1e4, 1e9)
+NOBODY = Waiting()
+
+
+def run(
+    took: Callable[[By, int], float], *, uplink: Uplink, requests: int, waiting: Waiting = NOBODY
+) -> tuple[float, list[By]]:
+    """Seconds of all requests, and who answered each."""
+    ways, total, chosen = Ways(), 0.0, list[By]()
+    for number in range(requests):
+        by = ways.by(SIZE, waiting, uplink)
+        spent = took(by, number)
+        ways = ways.after(by, spent, size=SIZE, waiting=waiting, uplink=uplink)
+        total += spent
+        chosen.append(by)
+    return total, chosen
+
+
+@given(seconds, seconds, rates, st.floats(0.0, 0.1))
+def test_the_sooner_way_is_taken_and_the_other_one_costs_no_more_than_its_share_of_the_time(
+    edge: float, answering: float, rate: float, round_trip: float
+) -> None:
+    """Against who knows both times: beyond the first measurements at most a share of the time and one more try."""
+    uplink, n = Uplink(rate, round_trip), 2000
+    core = round_trip + answering + SIZE / rate
+    total, chosen = run(lambda by, _: edge if by == "Edge" else core, uplink=uplink, requests=n)
+    lost = abs(edge - core)
+    assert total <= (1 + EXPLORING) * n * min(edge, core) + (FIRST + 1) * lost + 1e-9
+    if round_trip + SIZE / rate >= edge:
+        assert "Core" not in chosen, "an uplink that alone takes longer is not even tried"
+
+
+@pytest.mark.parametrize("mbit", [1, 10, 100])
+@pytest.mark.parametrize("edge_ms", [2.0, 8.0, 11.0, 40.0, 200.0])
+def test_over_a_day_of_noise_the_mean_is_that_of_the_sooner_way(mbit: float, edge_ms: float) -> None:
+    """One row in five leaves at no exit and takes four times as long; one in two hundred is held up by something
+    else."""
+    draw = random.Random(7)  # fixed: the bound is that of this stream
+    uplink = Uplink(mbit * 1e6 / 8, 0.0005)
+
+    def took(by: By, _: int) -> float:
+        noise = draw.lognormvariate(0.0, 0.2) + (20.0 if draw.random() < 0.005 else 0.0)
+        if by == "Core":
+            return SIZE / uplink.bytes_per_second + 0.001 * noise
+        return 1e-3 * edge_ms * noise * (2.5 if draw.random() < 0.2 else 0.625)
+
+    n = 20_000
+    means = {by: sum(took(by, 0) for _ in range(n)) / n for by in ("Edge", "Core")}
+    total, _ = run(took, uplink=uplink, requests=n)
+    assert total / n <= 1.02 * min(means.values())
+
+
+def test_a_box_that_gets_slow_hands_on_and_takes_back_when_it_is_fast_again() -> None:
+    uplink = Uplink(1e7, 0.001)
+    slow = range(1000, 3000)
+
+    def took(by: By, number: int) -> float:
+        return 0.005 if by == "Core" else 0.02 if number in slow else 0.002
+
+    _, chosen = run(took, uplink=uplink, requests=8000)
+    assert chosen[:1000].count("Core") <= 2 * FIRST
+    assert chosen[1100:3000].count("Edge") < 20
+    assert chosen[-1000:].count("Core") < 20
+
+
+@given(seconds, seconds, rates)
+def test_who_waits_at_the_edge_goes_to_the_core_sooner_and_bytes_on_the_uplink_keep_requests_here(
+    edge: float, core: float, rate: float
+) -> None:
+    uplink, ways = Uplink(rate), Ways()
+    for _ in range(FIRST):
+        ways = ways.after("Edge", edge, size=SIZE, waiting=NOBODY, uplink=uplink)
+        ways = ways.after("Core", core + SIZE / rate, size=SIZE, waiting=NOBODY, uplink=uplink)
+    ways = ways.after(ways.by(SIZE, NOBODY, uplink), min(edge, core), size=SIZE, waiting=NOBODY, uplink=uplink)
+    here, there = edge, core + SIZE / rate
+    many = 2 * there / here + 1
+    assert ways.by(SIZE, Waiting(at_edge=4 * many), uplink) == "Core"
+    assert ways.by(SIZE, Waiting(on_uplink=int(8 * (here + there) * rate) + 1), uplink) == "Edge"

@@ -1,0 +1,254 @@
+"""Requests that an edge hands to its core as they came: whose answers they get, and what becomes of them without it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bundles
+import httpx
+import numpy as np
+import pytest
+from bench.load import encode
+from edges import THRESHOLDS, answer, core_of, exits, url
+from fixed_plans import certified
+from processes import WorkerProcess, manifest_of, plan_for
+
+from offramp_core.edge_relay import FIRST
+from offramp_worker.edge.relay import Relay
+from offramp_worker.edge.wire import DIGEST_HEADER, PLAN_HEADER, RAMPS_HEADER
+from offramp_worker.front import Front
+from offramp_worker.http.inference import Inference, Reply
+from offramp_worker.http.refusals import Response
+from offramp_worker.settings import settings_from_env
+from offramp_worker.worker import InferenceWorker
+
+OTHER = {"r02-linear": "0.5"}
+
+
+def fixed(bundle: Path, folder: Path, thresholds: dict[str, str]) -> dict[str, str]:
+    file = folder / "plan.json"
+    file.write_text(json.dumps(certified(bundle, thresholds)))
+    return {"OFFRAMP_FIXED_PLAN": str(file)}
+
+
+@pytest.fixture(scope="module")
+def core(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    with core_of(bundle_dir, **fixed(bundle_dir, tmp_path_factory.mktemp("core"), THRESHOLDS)) as process:
+        yield process
+
+
+def body_of(x: np.ndarray, **parameters: Any) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    body, length = encode(x, "x")
+    if parameters:
+        told = json.dumps(json.loads(body[:length]) | {"parameters": parameters}).encode()
+        body, length = told + body[length:], len(told)
+    return body, [(b"inference-header-content-length", str(length).encode())]
+
+
+def read(response: Response) -> dict[str, Any]:
+    length = dict(response.headers).get(b"inference-header-content-length")
+    return dict(json.loads(response.body[: None if length is None else int(length)]))
+
+
+class Slow(Inference):
+    """The edge's own way, which takes a second more by the clock of the test."""
+
+    spent: Callable[[], None]
+
+    def answer(self, path: str, headers: Any, body: bytes | bytearray, reply: Reply) -> Any:
+        def told(response: Response) -> None:
+            self.spent()
+            reply(response)
+
+        return super().answer(path, headers, body, told)
+
+
+class Edge:
+    """An edge in this process, whose own way is slow."""
+
+    def __init__(self, bundle: Path, core: str, folder: Path, **env: str) -> None:
+        env = {"OFFRAMP_BUNDLE": str(bundle), "OFFRAMP_CORE": core, "OFFRAMP_UPLINK": "10Gbit"} | env
+        self.now, loop = 0.0, asyncio.get_running_loop()
+        front = Front(loop)
+        self.worker = InferenceWorker(
+            settings_from_env(env | fixed(bundle, folder, THRESHOLDS) | {"OFFRAMP_STATE_DIR": str(folder)}),
+            deliver=front.deliver,
+            on_lost=lambda _: None,
+        )
+        inference = Slow(self.worker, front)
+        inference.spent = self.spent
+        self.relay = Relay(self.worker, inference, clock=lambda: self.now)
+
+    def spent(self) -> None:
+        self.now += 1.0
+
+    @property
+    def relayed(self) -> float:
+        return self.worker.metrics.registry.get_sample_value("earlyexit_relayed_requests_total") or 0.0
+
+    async def ask(self, x: np.ndarray, **parameters: Any) -> dict[str, Any]:
+        body, headers = body_of(x, **parameters)
+        got = asyncio.get_running_loop().create_future()
+        self.relay.answer("/v2/models/tiny/infer", headers, body, got.set_result)
+        response = await asyncio.wait_for(got, 30)
+        assert response.status == 200, response.body
+        return read(response)
+
+    async def warm(self, x: np.ndarray) -> None:
+        for i in range(FIRST):
+            await self.ask(x[i : i + 1])
+
+
+def with_edge(bundle: Path, core: str, folder: Path, story: Callable[[Edge], Any], **env: str) -> None:
+    async def told() -> None:
+        edge = Edge(bundle, core, folder, **env)
+        await asyncio.to_thread(edge.worker.load)
+        try:
+            await story(edge)
+        finally:
+            edge.worker.drain()
+            await asyncio.to_thread(edge.worker.finish, seconds=5.0)
+
+    asyncio.run(told())
+
+
+def labels(reply: dict[str, Any]) -> list[Any]:
+    return list(next(output["data"] for output in reply["outputs"] if output["name"] == "label"))
+
+
+def test_where_the_core_is_sooner_requests_go_there_as_they_came_and_get_the_same_answers_from_the_same_exits(
+    bundle_dir: Path, core: WorkerProcess, tmp_path: Path
+) -> None:
+    x = bundles.inputs(40, seed=5)
+    expected = answer(core, x)
+
+    async def story(edge: Edge) -> None:
+        await edge.warm(x)
+        assert edge.relayed == 0, "the box is measured first"
+        replies = [await edge.ask(x[i : i + 1]) for i in range(40)]
+        assert edge.relayed == 40
+        assert [labels(reply)[0] for reply in replies] == list(expected["label"])
+        told = [reply["parameters"]["exit"] for reply in replies]
+        assert told == exits(expected, 40) and set(told) != {"final"}
+
+    with_edge(bundle_dir, url(core), tmp_path, story)
+
+
+def test_what_a_request_asks_of_the_edge_is_not_handed_on(
+    bundle_dir: Path, core: WorkerProcess, tmp_path: Path
+) -> None:
+    x = bundles.inputs(4, seed=5)
+
+    async def story(edge: Edge) -> None:
+        await edge.warm(x)
+        for parameters in ({"deadline_ms": 1000}, {"exit": "never"}, {"timeout": 10_000_000}):
+            await edge.ask(x[:1], **parameters)
+        assert edge.relayed == 0
+        await edge.ask(x[:1])
+        assert edge.relayed == 1
+
+    with_edge(bundle_dir, url(core), tmp_path, story)
+
+
+def test_an_edge_that_was_told_what_to_send_hands_nothing_on(
+    bundle_dir: Path, core: WorkerProcess, tmp_path: Path
+) -> None:
+    async def story(edge: Edge) -> None:
+        x = bundles.inputs(4, seed=5)
+        await edge.warm(x)
+        await edge.ask(x[:1])
+        assert edge.relayed == 0
+
+    with_edge(bundle_dir, url(core), tmp_path, story, OFFRAMP_RESIDUE="Input")
+
+
+def test_a_core_that_ends_loses_no_request_and_the_edge_answers(bundle_dir: Path, tmp_path: Path) -> None:
+    x = bundles.inputs(30, seed=5)
+    with core_of(bundle_dir, **fixed(bundle_dir, tmp_path, THRESHOLDS)) as own:
+
+        async def story(edge: Edge) -> None:
+            await edge.warm(x)
+            await edge.ask(x[:1])
+            assert edge.relayed == 1
+            own.process.kill()
+            await asyncio.to_thread(own.process.wait)
+            replies = [await edge.ask(x[i : i + 1]) for i in range(30)]
+            assert edge.relayed == 1 and len(replies) == 30
+            assert edge.worker.edge is not None and edge.worker.edge.link.away
+            assert edge.relay._rows_here == 0 and edge.relay._bytes_out == 0
+
+        with_edge(bundle_dir, url(own), tmp_path, story, OFFRAMP_OFFLINE="Answer")
+
+
+def test_a_client_that_goes_away_leaves_nothing_in_line(bundle_dir: Path, core: WorkerProcess, tmp_path: Path) -> None:
+    x = bundles.inputs(4, seed=5)
+
+    async def story(edge: Edge) -> None:
+        await edge.warm(x)
+        body, headers = body_of(x[:1])
+        gone, told = list[bool](), list[Response]()
+        pending = edge.relay.answer("/v2/models/tiny/infer", headers, body, told.append)
+        edge.relay.cancel(pending, gone=lambda: gone.append(True))
+        assert gone == [True]
+        await edge.ask(x[1:2])
+        assert told == [] and edge.relay._rows_here == 0
+
+        def idle() -> bool:
+            return edge.relay._bytes_out == 0
+
+        while not idle():
+            await asyncio.sleep(0.001)
+
+    with_edge(bundle_dir, url(core), tmp_path, story)
+
+
+# --- the core's side ---------------------------------------------------------------------------------
+
+
+def post(core: WorkerProcess, x: np.ndarray, **headers: str) -> httpx.Response:
+    body, length = body_of(x)
+    manifest = manifest_of(core.bundle)
+    told = {
+        "inference-header-content-length": length[0][1].decode(),
+        DIGEST_HEADER: manifest.backbone_digest,
+        RAMPS_HEADER: manifest.ramp_set_digest,
+    }
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return core.public.post("/v2/models/tiny/infer", content=body, headers=told | named)
+
+
+def exits_of(reply: httpx.Response, n: int) -> list[str]:
+    assert reply.status_code == 200, reply.text
+    length = reply.headers.get("inference-header-content-length")
+    told = json.loads(reply.content[: None if length is None else int(length)])
+    return exits(told, n)
+
+
+def test_a_core_answers_by_its_exits_only_where_they_are_those_of_the_plan_that_the_edge_names(
+    bundle_dir: Path, core: WorkerProcess
+) -> None:
+    x = bundles.inputs(40, seed=5)
+    mine, other = plan_for(bundle_dir, THRESHOLDS), plan_for(bundle_dir, OTHER)
+    same = post(core, x, **{PLAN_HEADER: mine.content_hash})
+    assert set(exits_of(same, 40)) != {"final"}
+    assert same.headers[DIGEST_HEADER] == manifest_of(bundle_dir).backbone_digest
+    for plan in (other.content_hash, "", "x" * 4000):
+        assert set(exits_of(post(core, x, **{PLAN_HEADER: plan}), 40)) == {"final"}
+
+
+def test_a_core_with_other_weights_answers_no_request_of_an_edge(bundle_dir: Path, core: WorkerProcess) -> None:
+    plan = {PLAN_HEADER: plan_for(bundle_dir, THRESHOLDS).content_hash}
+    for name in (DIGEST_HEADER, RAMPS_HEADER):
+        refused = post(core, bundles.inputs(1, seed=5), **plan, **{name: "sha256:" + "0" * 64})
+        assert refused.status_code == 409 and name in refused.json()["error"]
+
+
+def test_a_worker_that_is_no_core_takes_such_a_header_for_nothing(bundle_dir: Path, tmp_path: Path) -> None:
+    with WorkerProcess(bundle_dir, control_plane=False, env=fixed(bundle_dir, tmp_path, THRESHOLDS)) as worker:
+        reply = post(worker, bundles.inputs(40, seed=5), **{PLAN_HEADER: "none"})
+        assert set(exits_of(reply, 40)) != {"final"}
+        assert DIGEST_HEADER not in reply.headers

@@ -1,0 +1,224 @@
+"""Who answers an inference request of an edge: the edge, or its core, which gets the request as it came.
+
+Handing on is decided in the event loop before anything is read of the rows, and costs a box what any request costs. A
+request that the core does not answer is answered here: nothing is lost by trying.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from offramp_core.edge_relay import By, Waiting, Ways
+from offramp_core.plan import Plan
+from offramp_worker.bundle.load import row_bytes
+from offramp_worker.edge.forwarding import Edge
+from offramp_worker.edge.kept import Answered, KeptConnections
+from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, PLAN_HEADER, RAMPS_HEADER
+from offramp_worker.engine.engine import Engine
+from offramp_worker.http.bodies import Headers
+from offramp_worker.http.inference import Inference, Reply
+from offramp_worker.http.refusals import Response
+from offramp_worker.worker import InferenceWorker
+
+LENGTH = LENGTH_HEADER.encode()
+CONNECTIONS = 8
+PASSED_ON = (LENGTH, b"content-type", b"traceparent", b"tracestate")
+PASSED_BACK = (LENGTH_HEADER, "content-type")
+REPLY_BYTES, ROW_BYTES = 65536, 512  # of a reply and of each of its rows, beyond logits
+REST_SECONDS = 1.0  # after a request that the core did not answer
+OK = 200
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request, by whom it is answered (``inner`` is the edge's own) and since when."""
+
+    path: str
+    headers: Headers
+    body: bytes | bytearray
+    reply: Reply
+    rows: int
+    began: float
+    waiting: Waiting
+    by: By
+    inner: Any = None
+    over: bool = False
+
+
+class Relay:
+    """In the place of :class:`offramp_worker.http.inference.Inference` on the public port of an edge."""
+
+    def __init__(
+        self, worker: InferenceWorker, inference: Inference, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """``inference`` is the edge's own way."""
+        self._worker, self._inference, self._clock = worker, inference, clock
+        self.refusals = inference.refusals
+        self._ways: dict[int, Ways] = {}  # by the size of requests: rows, as a power of two
+        self._rows_here, self._bytes_out = 0, 0
+        self._rests_until = 0.0
+        self._kept: KeptConnections | None = None
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._inference.max_body_bytes
+
+    def answer(self, path: str, headers: Headers, body: bytes | bytearray, reply: Reply) -> Any | None:
+        """As :meth:`offramp_worker.http.inference.Inference.answer`."""
+        engine, edge = self._worker.engine, self._worker.edge
+        if engine is None or edge is None or edge.residue != "Auto" or edge.link.away:
+            return self._inference.answer(path, headers, body, reply)
+        plan, rows = self._plan(engine), _rows(engine, path, headers, body)
+        if plan is None or not rows:
+            return self._inference.answer(path, headers, body, reply)
+        now = self._clock()
+        waiting = Waiting(self._rows_here / rows, self._bytes_out)
+        by = self._by(edge, rows, len(body), waiting, now)
+        request = _Request(path, headers, body, reply, rows, now, waiting, by)
+        if by == "Edge":
+            self._here(request)
+        else:
+            self._hand_on(request, engine, edge, plan)
+        return None if request.over else request
+
+    def cancel(self, pending: Any, *, gone: Callable[[], None]) -> None:
+        """The client has gone away."""
+        if not isinstance(pending, _Request):
+            self._inference.cancel(pending, gone=gone)
+            return
+        pending.over = True
+        if pending.by == "Edge":
+            self._rows_here -= pending.rows
+        if pending.inner is not None:
+            self._inference.cancel(pending.inner, gone=gone)
+        else:
+            gone()
+
+    def _plan(self, engine: Engine) -> Plan | None:
+        """The plan in force, if the core may answer in its place. Without exits every row is needed here for records,
+        and a canary needs its batches; the core does not know which slices and classes were stopped here, or who gives
+        feedback."""
+        active, settings = engine.active, self._worker.settings
+        runtime = engine.arms.without_canary(active)
+        bound = runtime.exits_off or runtime.stopped or runtime.stopped_classes or active.canary is not None
+        return None if bound or settings.always_in_time or settings.feedback_rows else runtime.plan
+
+    def _by(self, edge: Edge, rows: int, size: int, waiting: Waiting, now: float) -> By:
+        known = self._ways.get(rows.bit_length(), Ways())
+        by = known.by(size, waiting, edge.link.uplink)
+        if by == "Core" and (now < self._rests_until or not self._connections(edge).room):
+            return "Edge"
+        return by
+
+    def _connections(self, edge: Edge) -> KeptConnections:
+        if self._kept is None:
+            self._kept = KeptConnections(edge.link.core, most=CONNECTIONS)
+        return self._kept
+
+    # --- here ---------------------------------------------------------------------------------------
+
+    def _here(self, request: _Request) -> None:
+        request.by, request.began = "Edge", self._clock()
+        request.waiting = replace(request.waiting, at_edge=self._rows_here / request.rows)
+        self._rows_here += request.rows
+
+        def answered(response: Response) -> None:
+            if request.over:
+                return
+            request.over = True
+            self._rows_here -= request.rows
+            if response.status == OK:
+                self._learn(request, "Edge")
+            request.reply(response)
+
+        request.inner = self._inference.answer(request.path, request.headers, request.body, answered)
+
+    def _learn(self, request: _Request, by: By) -> None:
+        edge = self._worker.edge
+        if edge is not None:
+            size, known = len(request.body), request.rows.bit_length()
+            took = self._clock() - request.began
+            self._ways[known] = self._ways.get(known, Ways()).after(
+                by, took, size=size, waiting=request.waiting, uplink=edge.link.uplink
+            )
+
+    # --- by the core --------------------------------------------------------------------------------
+
+    def _hand_on(self, request: _Request, engine: Engine, edge: Edge, plan: Plan) -> None:
+        manifest, kept, size = engine.bundle.manifest, self._connections(edge), len(request.body)
+        named = {
+            DIGEST_HEADER: manifest.backbone_digest,
+            RAMPS_HEADER: manifest.ramp_set_digest,
+            PLAN_HEADER: plan.content_hash,
+            **{n.decode(): value.decode("latin-1") for n, value in request.headers if n in PASSED_ON},
+        }
+        head = kept.head(_path(engine), named, length=size)
+        most = REPLY_BYTES + request.rows * (ROW_BYTES + 64 * engine.task.width)
+        self._bytes_out += size
+
+        def done(answered: Answered | str) -> None:
+            self._bytes_out -= size
+            if not request.over:
+                self._came_back(request, answered, engine, edge)
+
+        kept.send(head + request.body, most=most, seconds=edge.link.patience, done=done)
+
+    def _came_back(self, request: _Request, answered: Answered | str, engine: Engine, edge: Edge) -> None:
+        if isinstance(answered, str):
+            edge.link.lose(answered)
+        if isinstance(answered, str) or answered.status != OK or not _of(engine, answered):
+            self._rests_until = self._clock() + REST_SECONDS
+            self._here(request)
+            return
+        request.over = True
+        self._learn(request, "Core")
+        took, metrics = self._clock() - request.began, self._worker.metrics
+        metrics.relayed.inc()
+        metrics.core_bytes.inc(len(request.body))
+        metrics.core_seconds.observe(took)
+        metrics.answered(took, objective=self._worker.settings.latency_seconds)
+        metrics.responses("rest", str(OK)).inc()
+        names = [
+            (name.encode(), answered.headers[name].encode("latin-1"))
+            for name in PASSED_BACK
+            if name in answered.headers
+        ]
+        request.reply(Response(OK, bytes(answered.body), names))
+
+
+def _of(engine: Engine, answered: Answered) -> bool:
+    """Whether a core with this bundle has answered."""
+    manifest = engine.bundle.manifest
+    digests = answered.headers.get(DIGEST_HEADER), answered.headers.get(RAMPS_HEADER)
+    return digests == (manifest.backbone_digest, manifest.ramp_set_digest)
+
+
+def _path(engine: Engine) -> str:
+    return f"/v2/models/{quote(engine.bundle.manifest.name, safe='')}/infer"
+
+
+def _rows(engine: Engine, path: str, headers: Headers, body: bytes | bytearray) -> int:
+    """Rows of a request that the core may answer as it came: binary rows of a fixed size, and nothing asked of them
+    that an edge answers in its own way. 0 for any other."""
+    spec = engine.bundle.asks_for
+    if engine.bundle.encoded is not None or spec.varies or path != _path(engine):
+        return 0
+    given = dict(headers)
+    length = given.get(LENGTH, b"")
+    if not length.isdigit() or not 0 < len(length) <= 4 or b"content-encoding" in given:
+        return 0
+    binary = len(body) - int(length)
+    rows, rest = divmod(binary, row_bytes(spec))
+    if rest or not 0 < rows <= engine.max_rows:
+        return 0
+    try:
+        asked = orjson.loads(memoryview(body)[: int(length)])
+    except orjson.JSONDecodeError:
+        return 0
+    return rows if isinstance(asked, dict) and not asked.get("parameters") else 0
