@@ -47,7 +47,13 @@ from offramp_core.certify import INDEPENDENT, allowance, dependence
 from offramp_core.control.objects import ArmTally, BothArms, TuningStatus
 from offramp_core.control.rollouts.gates import GateInput, acceptance, accuracy
 from offramp_core.control.snapshot import Load
-from offramp_core.control.stable.audit import eager_rate, measured_clustering, records_for_scenes, worth_one
+from offramp_core.control.stable.audit import (
+    eager_rate,
+    measured_clustering,
+    records_for_scenes,
+    records_for_slight_scenes,
+    worth_one,
+)
 from offramp_core.control.tuning.tuner import first_attempt_labels, remeasured_at
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence import detector
@@ -255,9 +261,13 @@ def _tuned(world: World, records: Records, disagreement: Callable[[Plan], float]
 def attempts(world: World, kind: Kind, seed: int) -> Seen:
     """Whether the first certificate that the tuner comes to breaks the budget; ``value`` is after how many labels."""
     records = dense(world, kind, np.random.default_rng([seed, kind.scene, kind.sources, 7]), MOST)
-    n, tests, consumed = first_attempt_labels(BUDGET), 0, None
+    scene_rows = records_for_scenes(records, budget=BUDGET)
+    n, tests, consumed = max(first_attempt_labels(BUDGET), scene_rows), 0, None
     while n <= MOST:
-        request = replace(world.request(), test_index=tests + 1, consumed_through=consumed)
+        wary = n < records_for_slight_scenes(records, budget=BUDGET)
+        request = replace(
+            world.request(), test_index=tests + 1, consumed_through=consumed, scene_rows=scene_rows, wary=wary
+        )
         outcome = tune(records.take(slice(0, n)), request)
         if not isinstance(outcome, NeedsLabels):
             wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET

@@ -128,6 +128,11 @@ class TuningRequest:
     #: What leaves at no exit is computed once more, by the core of an edge: plans are looked for as if it cost the fp32
     #: backbone's time on top. What they save, and whether that is enough, is this machine's time as ever.
     computed_again: bool = False
+    #: Newest rows, used ones included, that are looked at for scenes at least; fresh ones may be too few to show those
+    #: of many sources without names.
+    scene_rows: int = 0
+    #: Any sign of scenes, however slight, asks for more labels.
+    wary: bool = False
 
     def subject(self, records: Records) -> Subject:
         """What a certificate on these records, which are those of one precision, would be about."""
@@ -247,7 +252,9 @@ def _attempt(
 ) -> TuningOutcome:
     level = _level(request, request.test_index)
     n, budget, graded = len(records), request.max_disagreement, records.graded
-    seen = dependence(records.take(slice(split_rows(n, fresh)[1], None)), budget=budget)
+    start = min(split_rows(n, fresh)[1], max(0, n - request.scene_rows))
+    looked_at = records.take(slice(start, None))
+    seen = dependence(looked_at, budget=budget)
     if seen is None:
         wanted = math.ceil(testable_labels(budget, level, graded=graded) * MANY_ARE_ONE)
         return NeedsLabels(n - fresh, max(wanted, UNCLEAR_GROWTH * (n - fresh)), design_effect=None)
@@ -256,6 +263,10 @@ def _attempt(
     needed = _rows_for(worth, fresh=fresh, seen=seen)
     if n < needed:
         return NeedsLabels(n - fresh, needed - fresh, design_effect=effect)
+    if request.wary:
+        signs = dependence(looked_at, budget=budget, wary=True)
+        if signs is None or signs.design_effect > effect:
+            return NeedsLabels(n - fresh, UNCLEAR_GROWTH * (n - fresh), design_effect=effect)
     outcome = _searched(records, fresh, request, level=level, seen=seen, should_stop=should_stop)
     return replace(outcome, design_effect=effect)
 

@@ -58,7 +58,8 @@ BACKBONE, RAMP_SET = "sha256:" + "b" * 64, "sha256:" + "a" * 64
 
 
 def pool(n: int, *, seed: int, confusion: float = 0.0) -> Records:
-    """Scores of inputs with a latent difficulty; ``confusion`` makes ramps confidently wrong (drifted inputs)."""
+    """Scores of inputs with a latent difficulty, from eight sources that name themselves; ``confusion`` makes ramps
+    confidently wrong (drifted inputs)."""
     rng = np.random.default_rng(seed)
     difficulty = rng.beta(1.2, 2.0, size=(n, 1)) * 1.2
     depth = np.array([[0.25, 0.5, 0.75]])
@@ -67,7 +68,7 @@ def pool(n: int, *, seed: int, confusion: float = 0.0) -> Records:
     agrees &= rng.random((n, 3)) >= confusion
     uncertainty = np.round(1 / (1 + np.exp(margin + rng.normal(0, 0.4, size=(n, 3)))), 6).astype(np.float32)
     costs = ExitCosts(np.array(COSTS["segment_seconds"][0], float), np.array(COSTS["ramp_seconds"][0], float))
-    return Records(uncertainty, agrees, np.ones(n, bool), costs, time=np.zeros(n))
+    return Records(uncertainty, agrees, np.ones(n, bool), costs, time=np.zeros(n), stream=np.arange(n) % 8 + 1)
 
 
 @dataclass(frozen=True)
@@ -565,6 +566,7 @@ def pooled(parts: Sequence[Records], time: np.ndarray) -> Records:
         agrees=np.concatenate([p.agrees for p in parts]),
         final_agrees=np.concatenate([p.final_agrees for p in parts]),
         final_uncertainty=None,
+        stream=np.arange(len(time)) % 8 + 1,
     )
 
 

@@ -122,6 +122,37 @@ def test_where_mistakes_come_together_too_far_the_streams_are_asked_for() -> Non
     assert "name the streams" in told.status.message
 
 
+def without_names(now: TunerView) -> TunerView:
+    store = now.snapshot.observed.records
+    assert store is not None
+    unnamed = replace(store, records=replace(store.records, stream=None))
+    return replace(now, snapshot=changed(now.snapshot, records=unnamed))
+
+
+def test_without_names_a_certificate_waits_until_scenes_of_many_sources_would_show() -> None:
+    """Of first certificates from 1,000 labels of 64 sources without names, in scenes of 30, 22 of 40 were over
+    budget."""
+    fleet = settled()
+    now = view(fleet, rows=2_000, fresh=1_990, status=TuningStatus())
+    assert asked(tune_or_wait(now))
+    told = tune_or_wait(without_names(now))
+    assert not asked(told)
+    assert told.status.labels_needed == 1_990 + 3_000
+    assert "1000 where requests name their streams" in told.status.message
+    more = tune_or_wait(without_names(view(fleet, rows=5_000, fresh=1_200, status=TuningStatus(tests_run=1))))
+    assert more.request is not None and more.request.scene_rows == 5_000 and more.request.wary
+    many = tune_or_wait(without_names(view(fleet, rows=20_000, fresh=1_200, status=TuningStatus(tests_run=1))))
+    assert many.request is not None and not many.request.wary
+
+
+def test_after_an_alarm_records_of_before_show_no_scenes_of_the_new_inputs() -> None:
+    fleet = settled()
+    now = without_names(view(fleet, rows=20_000, fresh=5_000, status=TuningStatus(tests_run=1)))
+    assert asked(tune_or_wait(now))
+    alarmed = replace(now, status=replace(now.status, records_since_at=fleet.now - 3_000))
+    assert not asked(tune_or_wait(alarmed))
+
+
 def told_of(fleet: Fleet, outcome: NeedsLabels, status: TuningStatus, *, fresh: int) -> tuple[TunerView, Tuned]:
     before = view(fleet, rows=fresh + 10, fresh=fresh, status=status)
     own = replace(before.status, requested_for=before.objective)

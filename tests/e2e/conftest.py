@@ -132,7 +132,7 @@ def ask(client: httpx.Client, url: str, rows: npt.NDArray[np.float32], **paramet
     """One request over Open Inference Protocol, its tensor as binary data: numbers in JSON cost more than the model."""
     size = {"binary_data_size": rows.nbytes}
     tensor = {"name": "x", "datatype": "FP32", "shape": list(rows.shape), "parameters": size}
-    head = json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
+    head = json.dumps({"inputs": [tensor], "parameters": {"stream": "client", **parameters}}).encode()
     reply = client.post(
         f"{url}/v2/models/{MODEL}/infer",
         content=head + rows.tobytes(),

@@ -37,7 +37,7 @@ connection: ContextVar[list[str]] = ContextVar("connection")  # the last one tha
 
 def body(row: np.ndarray) -> tuple[bytes, dict[str, str]]:
     tensor = {"name": "x", "shape": [1, *row.shape], "datatype": "FP32", "parameters": {"binary_data_size": row.nbytes}}
-    head = json.dumps({"inputs": [tensor]}).encode()
+    head = json.dumps({"inputs": [tensor], "parameters": {"stream": "client"}}).encode()
     return head + row.tobytes(), {
         "Inference-Header-Content-Length": str(len(head)),
         "Content-Type": "application/octet-stream",

@@ -69,6 +69,7 @@ def eager_rate(load: Load, *, share: float = 1.0) -> float:
 # Records with which a look for scenes of many unnamed sources shows most of them: where the budget allows so many
 # mistakes among them. No more than a pool keeps.
 MISTAKES_LOOKED_AT, MOST_LOOKED_AT = 50, 20_000
+SLIGHT = 4  # times as many, with which scenes show clearly
 NEARLY_ALL = 0.9  # of records, that name their streams
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
@@ -102,13 +103,18 @@ def measured_clustering(records: Records, *, known: float, budget: float, wary: 
 
 
 def records_for_scenes(records: Records | None, *, budget: float) -> int:
-    """How many records it takes before a look for scenes may let a plan without a certificate be accepted; 0 where
-    nearly all name their streams, which tells scenes apart at once."""
+    """How many records it takes before a look for scenes may let a plan be certified, or accepted without a
+    certificate; 0 where nearly all name their streams, which tells scenes apart at once."""
     if records is not None and records.stream is not None and not all_streams_differ(records):
         named = float((records.stream[-CLUSTERING_RECORDS:] != 0).mean())
         if named >= NEARLY_ALL:
             return 0
     return min(MOST_LOOKED_AT, math.ceil(MISTAKES_LOOKED_AT / budget))
+
+
+def records_for_slight_scenes(records: Records | None, *, budget: float) -> int:
+    """With fewer records than that, any sign of scenes counts."""
+    return min(MOST_LOOKED_AT, SLIGHT * records_for_scenes(records, budget=budget))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from offramp_core.certify import SliceBudget, TierBudget, all_streams_differ, allowance
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.control.spec import SliceObjective
-from offramp_core.control.stable.audit import clustering, expected_rate, quiet_rate
+from offramp_core.control.stable.audit import (
+    clustering,
+    expected_rate,
+    quiet_rate,
+    records_for_scenes,
+    records_for_slight_scenes,
+)
 from offramp_core.control.workers.versions import concerns_versions
 from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan
@@ -177,6 +185,8 @@ def labels_awaited(view: TunerView) -> int:
     """
     status, spec = view.status, view.snapshot.service.spec
     first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
+    if lacking := _lacking_for_scenes(view):
+        first = max(first, _labels(view) + lacking)
     same = status.requested_for == view.objective
     if same and status.remeasure_at:
         return max(first, status.remeasure_at)
@@ -186,6 +196,23 @@ def labels_awaited(view: TunerView) -> int:
     menu = _menu_labels(view) if menu_is_new(view) else 0
     asked = status.labels_needed if same else 0
     return max(first, worth, min(asked, _PATIENCE * worth), min(menu, MENU_PATIENCE * worth))
+
+
+def _lacking_for_scenes(view: TunerView) -> int:
+    """Records that lack until a look for scenes of many sources without names shows something."""
+    store = view.snapshot.observed.records
+    if store is None:
+        return 0
+    return max(0, records_for_scenes(store.records, budget=view.snapshot.service.spec.max_disagreement) - _kept(view))
+
+
+def _kept(view: TunerView) -> int:
+    """Records of these inputs, whatever share of requests was audited and whether a test has used them."""
+    store = view.snapshot.observed.records
+    if store is None or store.records.time is None:
+        return 0
+    since = view.status.records_since_at
+    return len(store.records) if since is None else int(np.count_nonzero(store.records.time >= since))
 
 
 def _testable(view: TunerView) -> int:
@@ -251,6 +278,10 @@ def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
         return status
     message = f"{shown} of {needed} labels"
+    if _lacking_for_scenes(view) and needed > (
+        few := first_attempt_labels(view.snapshot.service.spec.max_disagreement)
+    ):
+        message += f" ({few} where requests name their streams)"
     if needed < _worth(view):
         message += f", when it is measured again whether {status.design_effect:.1f} are worth one"
     store = view.snapshot.observed.records
@@ -354,6 +385,8 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         tiers=_tiers_to_certify(view, store),
         menu_is_new=menu_is_new(view) and not view.stable.plan.exits_off,
         computed_again=_at_edge(view),
+        scene_rows=records_for_scenes(store.records, budget=spec.max_disagreement),
+        wary=_kept(view) < records_for_slight_scenes(store.records, budget=spec.max_disagreement),
     )
 
 
