@@ -24,7 +24,7 @@ CONNECT_SECONDS = 60.0
 
 def body(row: np.ndarray) -> bytes:
     tensor = {"name": "x", "shape": [1, *row.shape], "datatype": "FP32", "data": row.ravel().tolist()}
-    return json.dumps({"inputs": [tensor]}).encode()
+    return json.dumps({"inputs": [tensor], "parameters": {"stream": "client"}}).encode()
 
 
 def main(url: str, seconds: float, model: str = bundles.MODEL) -> None:
