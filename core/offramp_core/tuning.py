@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from offramp_core import binomial
 from offramp_core.audits import audit_price, check_audit_rate
@@ -74,6 +75,7 @@ TEST_POWER = 0.8
 MOST_TESTS = 2
 MENU_MARK = 0.9  # of what a plan without the menu saves, one with it must save: the menu has its share of the allowance
 LIKELY = 0.3  # times the best expected saving: a plan with more of it may well be the one that is taken
+AS_DENSE = 0.5  # of the audit rate of rows that test, from which on older ones show the same scenes
 MANY_ARE_ONE = 10  # labels, while nobody can say how many are worth one
 UNCLEAR_GROWTH = 2  # times as many records are awaited before their dependence is measured again
 
@@ -128,7 +130,7 @@ class TuningRequest:
     #: What leaves at no exit is computed once more, by the core of an edge: plans are looked for as if it cost the fp32
     #: backbone's time on top. What they save, and whether that is enough, is this machine's time as ever.
     computed_again: bool = False
-    #: Newest rows, used ones included, that are looked at for scenes at least; fresh ones may be too few to show those
+    #: Newest rows, used ones included, that are looked at for scenes at least: fresh ones may be too few to show those
     #: of many sources without names.
     scene_rows: int = 0
     #: Any sign of scenes, however slight, asks for more labels.
@@ -252,8 +254,7 @@ def _attempt(
 ) -> TuningOutcome:
     level = _level(request, request.test_index)
     n, budget, graded = len(records), request.max_disagreement, records.graded
-    start = min(split_rows(n, fresh)[1], max(0, n - request.scene_rows))
-    looked_at = records.take(slice(start, None))
+    looked_at = records.take(_looked_at(records, fresh, request))
     seen = dependence(looked_at, budget=budget)
     if seen is None:
         wanted = math.ceil(testable_labels(budget, level, graded=graded) * MANY_ARE_ONE)
@@ -269,6 +270,29 @@ def _attempt(
             return NeedsLabels(n - fresh, UNCLEAR_GROWTH * (n - fresh), design_effect=effect)
     outcome = _searched(records, fresh, request, level=level, seen=seen, should_stop=should_stop)
     return replace(outcome, design_effect=effect)
+
+
+def _looked_at(records: Records, fresh: int, request: TuningRequest) -> npt.NDArray[np.intp]:
+    """Rows that show scenes: those that may test, and as many older ones as it takes, if they were audited about as
+    densely."""
+    dense = np.flatnonzero(_as_dense(records, np.arange(len(records)) >= fresh))
+    start = split_rows(len(records), fresh)[1]
+    first = min(start, int(dense[-min(len(dense), max(1, request.scene_rows))])) if len(dense) else start
+    return np.asarray(dense[dense >= first])
+
+
+def as_dense(records: Records, *, consumed_through: float | None) -> npt.NDArray[np.bool_]:
+    """Which rows (n,) were drawn at about the rate of those after a test, or at a higher one: thinner ones show nothing
+    of scenes."""
+    if records.time is None or consumed_through is None:
+        return _as_dense(records, np.ones(len(records), bool))
+    return _as_dense(records, records.time > consumed_through)
+
+
+def _as_dense(records: Records, tested: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    if records.audit_rate is None or not tested.any():
+        return np.ones(len(records), bool)
+    return np.asarray(records.audit_rate >= AS_DENSE * records.audit_rate[tested].min())
 
 
 def _searched(

@@ -33,7 +33,8 @@ def main(url: str, seconds: float) -> None:
                 "datatype": "FP32",
                 "parameters": {"binary_data_size": rows.nbytes},
             }
-            head = json.dumps({"inputs": [tensor], "parameters": {"stream": "client"}}).encode()
+            source = f"client-{rng.integers(8)}"
+            head = json.dumps({"inputs": [tensor], "parameters": {"stream": source}}).encode()
             sizes = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
             try:
                 reply = client.post(f"{url}/v2/models/{MODEL}/infer", content=head + rows.tobytes(), headers=sizes)

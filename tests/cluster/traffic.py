@@ -22,13 +22,13 @@ import bundles
 CONNECT_SECONDS = 60.0
 
 
-def body(row: np.ndarray) -> bytes:
+def body(row: np.ndarray, source: int) -> bytes:
     tensor = {"name": "x", "shape": [1, *row.shape], "datatype": "FP32", "data": row.ravel().tolist()}
-    return json.dumps({"inputs": [tensor], "parameters": {"stream": "client"}}).encode()
+    return json.dumps({"inputs": [tensor], "parameters": {"stream": f"client-{source}"}}).encode()
 
 
 def main(url: str, seconds: float, model: str = bundles.MODEL) -> None:
-    bodies = [body(row) for row in bundles.inputs(64)]
+    bodies = [body(row, i % 8) for i, row in enumerate(bundles.inputs(64))]
     began, connected = time.monotonic(), False
     with httpx.Client(timeout=10.0, trust_env=False, headers={"Content-Type": "application/json"}) as client:
         for i in range(10**9):

@@ -137,12 +137,35 @@ def test_without_names_a_certificate_waits_until_scenes_of_many_sources_would_sh
     assert asked(tune_or_wait(now))
     told = tune_or_wait(without_names(now))
     assert not asked(told)
-    assert told.status.labels_needed == 1_990 + 3_000
-    assert "1000 where requests name their streams" in told.status.message
+    assert told.status.labels_needed == 5_000
+    assert f"{labels_awaited(now)} where requests name their sources" in told.status.message
     more = tune_or_wait(without_names(view(fleet, rows=5_000, fresh=1_200, status=TuningStatus(tests_run=1))))
-    assert more.request is not None and more.request.scene_rows == 5_000 and more.request.wary
+    assert more.request is not None and more.request.scene_rows == 20_000 and more.request.wary
     many = tune_or_wait(without_names(view(fleet, rows=20_000, fresh=1_200, status=TuningStatus(tests_run=1))))
     assert many.request is not None and not many.request.wary
+
+
+def test_one_name_of_a_gateway_is_no_name() -> None:
+    fleet = settled()
+    now = view(fleet, rows=2_000, fresh=1_990, status=TuningStatus())
+    store = now.snapshot.observed.records
+    assert store is not None
+    gateway = replace(store, records=replace(store.records, stream=np.ones(len(store.records), dtype=np.int64)))
+    assert not asked(tune_or_wait(replace(now, snapshot=changed(now.snapshot, records=gateway))))
+
+
+def test_thin_records_of_a_quiet_time_show_no_scenes_of_a_dense_one() -> None:
+    """13 of 150 certificates were over budget where 19,000 records of quiet audits lay beside 1,200 dense ones."""
+    fleet = settled()
+    now = without_names(view(fleet, rows=20_000, fresh=1_200, status=TuningStatus(tests_run=1)))
+    store = now.snapshot.observed.records
+    assert store is not None
+    assert asked(tune_or_wait(now))
+    rate = np.where(np.arange(20_000) < 18_800, 0.02, 1.0).astype(np.float32)
+    draw = (np.random.default_rng(1).random(20_000) * rate).astype(np.float32)
+    thinned = replace(store, records=replace(store.records, draw=draw, audit_rate=rate))
+    told = tune_or_wait(replace(now, snapshot=changed(now.snapshot, records=thinned)))
+    assert not asked(told) and told.status.labels_needed == 5_000
 
 
 def test_after_an_alarm_records_of_before_show_no_scenes_of_the_new_inputs() -> None:
@@ -193,7 +216,7 @@ def test_a_tuning_that_cannot_say_what_labels_are_worth_is_not_begun_again_at_on
 
 def test_with_as_many_labels_as_are_ever_kept_it_is_measured_again_once_a_day() -> None:
     fleet = settled()
-    now, told = told_of(fleet, NeedsLabels(MOST_LABELS, 600_000, design_effect=880.0), TuningStatus(), fresh=2_000)
+    now, told = told_of(fleet, NeedsLabels(MOST_LABELS, 600_000, design_effect=880.0), TuningStatus(), fresh=4_000)
     assert told.status.state == "Idle" and "at most 200000 are kept" in told.status.message
     later = replace(now, status=replace(told.status, consumed_through_at=now.status.consumed_through_at))
     assert not asked(tune_or_wait(later))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from identity_bundle import CLASSES, MODEL, answers, inputs, write_bundle
 
 DEADLINE_SECONDS = 180.0
+SENT = itertools.count()  # requests, of eight sources in turn
 Json = dict[str, Any]
 
 
@@ -132,7 +134,7 @@ def ask(client: httpx.Client, url: str, rows: npt.NDArray[np.float32], **paramet
     """One request over Open Inference Protocol, its tensor as binary data: numbers in JSON cost more than the model."""
     size = {"binary_data_size": rows.nbytes}
     tensor = {"name": "x", "datatype": "FP32", "shape": list(rows.shape), "parameters": size}
-    head = json.dumps({"inputs": [tensor], "parameters": {"stream": "client", **parameters}}).encode()
+    head = json.dumps({"inputs": [tensor], "parameters": {"stream": f"client-{next(SENT) % 8}", **parameters}}).encode()
     reply = client.post(
         f"{url}/v2/models/{MODEL}/infer",
         content=head + rows.tobytes(),

@@ -534,6 +534,19 @@ def test_windows_of_a_service_that_rests_are_kept_as_well(spawn: Callable[[str],
     asyncio.run(story())
 
 
+def test_a_pool_keeps_the_rows_that_a_tuner_waits_for_whatever_it_says(spawn: Callable[[str], StubWorker]) -> None:
+    """A tuner that took its budget for hopeless waited for 5,000 rows, of which a large fleet kept 2,000."""
+    keeps = observe._rows_to_keep
+    for tuning_state, awaited, services, rows in (
+        ("Idle", 24_000, 1, 30_000),
+        ("Idle", 5_000, 2_000, 20_000),
+        ("Idle", 600_000, 1, 20_000),
+        ("Suspended", 150_000, 1, 20_000),
+    ):
+        memory = observe._ServiceMemory(tuning=TuningStatus(tuning_state, labels_needed=awaited))
+        assert keeps(memory, services=services, n_ramps=6) == rows
+
+
 def test_a_worker_whose_refusals_go_backwards_is_not_believed(spawn: Callable[[str], StubWorker]) -> None:
     async def story() -> None:
         a = spawn("a")

@@ -25,6 +25,7 @@ from offramp_core.bundle import column_arrays
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.rollouts.ledger import impossible, went_backwards
 from offramp_core.control.snapshot import Load, Observed, RecordStore, Worker, WorkerEndpoint
+from offramp_core.control.tuning.tuner import MOST_LABELS
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.fleet import Window
 from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState
@@ -402,8 +403,9 @@ class Observer:
 
 
 def _rows_to_keep(memory: _ServiceMemory, *, services: int, n_ramps: int) -> int:
-    collecting = memory.tuning.state in COLLECTING_STATES or memory.tuning.remeasure_at > 0
-    whole = rows_for(memory.tuning.labels_needed if collecting else 0)
+    state, awaited = memory.tuning.state, memory.tuning.labels_needed
+    collecting = state in COLLECTING_STATES or (state == Reason.IDLE and 0 < awaited <= MOST_LABELS)
+    whole = rows_for(awaited if collecting else 0)
     return whole if collecting or memory.earning else rows_each(services, n_ramps=n_ramps)
 
 

@@ -35,9 +35,9 @@ CONNECTIONS = Path("/proc/net/nf_conntrack")
 connection: ContextVar[list[str]] = ContextVar("connection")  # the last one that a request had, as the kernel writes it
 
 
-def body(row: np.ndarray) -> tuple[bytes, dict[str, str]]:
+def body(row: np.ndarray, source: int) -> tuple[bytes, dict[str, str]]:
     tensor = {"name": "x", "shape": [1, *row.shape], "datatype": "FP32", "parameters": {"binary_data_size": row.nbytes}}
-    head = json.dumps({"inputs": [tensor], "parameters": {"stream": "client"}}).encode()
+    head = json.dumps({"inputs": [tensor], "parameters": {"stream": f"client-{source}"}}).encode()
     return head + row.tobytes(), {
         "Inference-Header-Content-Length": str(len(head)),
         "Content-Type": "application/octet-stream",
@@ -104,7 +104,7 @@ class Clients:
 
 
 async def main(url: str, rate: float, rows: np.ndarray) -> None:
-    bodies = [body(row) for row in rows]
+    bodies = [body(row, i % 8) for i, row in enumerate(rows)]
     stop = asyncio.Event()
     rng, clients = np.random.default_rng(1), Clients(url, stop)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

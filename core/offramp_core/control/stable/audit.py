@@ -70,7 +70,7 @@ def eager_rate(load: Load, *, share: float = 1.0) -> float:
 # mistakes among them. No more than a pool keeps.
 MISTAKES_LOOKED_AT, MOST_LOOKED_AT = 50, 20_000
 SLIGHT = 4  # times as many, with which scenes show clearly
-NEARLY_ALL = 0.9  # of records, that name their streams
+NEARLY_ALL, FEWEST_NAMES = 0.9, 4  # share of records that name their streams, and how many names there are
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
 
@@ -104,10 +104,13 @@ def measured_clustering(records: Records, *, known: float, budget: float, wary: 
 
 def records_for_scenes(records: Records | None, *, budget: float) -> int:
     """How many records it takes before a look for scenes may let a plan be certified, or accepted without a
-    certificate; 0 where nearly all name their streams, which tells scenes apart at once."""
+    certificate; 0 where nearly all name their streams, which tells scenes apart at once.
+
+    One name, or a few, may be of gateways that many sources stand behind.
+    """
     if records is not None and records.stream is not None and not all_streams_differ(records):
-        named = float((records.stream[-CLUSTERING_RECORDS:] != 0).mean())
-        if named >= NEARLY_ALL:
+        newest = records.stream[-CLUSTERING_RECORDS:]
+        if float((newest != 0).mean()) >= NEARLY_ALL and len(np.unique(newest[newest != 0])) >= FEWEST_NAMES:
             return 0
     return min(MOST_LOOKED_AT, math.ceil(MISTAKES_LOOKED_AT / budget))
 

@@ -35,6 +35,7 @@ from offramp_core.tuning import (
     PinCheck,
     Proposed,
     TuningRequest,
+    as_dense,
     check_pin,
     fresh_rows,
     testable_labels,
@@ -177,6 +178,15 @@ def _come_back(view: TunerView) -> Tuned:
 
 
 def labels_awaited(view: TunerView) -> int:
+    """Fresh labels that the next attempt waits for. Without names of streams it also waits for records in which scenes
+    of many sources would show."""
+    named, lacking = _awaited_with_names(view), _lacking_for_scenes(view)
+    if not lacking:
+        return named
+    return max(named, LABELS_STEP * math.ceil((_labels(view) + lacking) / LABELS_STEP))
+
+
+def _awaited_with_names(view: TunerView) -> int:
     """Fresh labels that the next attempt waits for: computed anew in every pass, since budget, tests and what labels
     are worth change.
 
@@ -185,8 +195,6 @@ def labels_awaited(view: TunerView) -> int:
     """
     status, spec = view.status, view.snapshot.service.spec
     first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
-    if lacking := _lacking_for_scenes(view):
-        first = max(first, _labels(view) + lacking)
     same = status.requested_for == view.objective
     if same and status.remeasure_at:
         return max(first, status.remeasure_at)
@@ -207,12 +215,13 @@ def _lacking_for_scenes(view: TunerView) -> int:
 
 
 def _kept(view: TunerView) -> int:
-    """Records of these inputs, whatever share of requests was audited and whether a test has used them."""
-    store = view.snapshot.observed.records
+    """Records of these inputs, audited about as densely as those of the next test, whether a test has used them or
+    not."""
+    store, since = view.snapshot.observed.records, view.status.records_since_at
     if store is None or store.records.time is None:
         return 0
-    since = view.status.records_since_at
-    return len(store.records) if since is None else int(np.count_nonzero(store.records.time >= since))
+    kept = as_dense(store.records, consumed_through=_used_through(view))
+    return int(np.count_nonzero(kept if since is None else kept & (store.records.time >= since)))
 
 
 def _testable(view: TunerView) -> int:
@@ -255,9 +264,11 @@ def first_attempt_labels(budget: float) -> int:
 
 def _hopeless(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     """No sample that is ever kept proves such a budget, as far as one can tell: audits stay few."""
-    shown = labels - labels % LABELS_STEP
+    status, shown = view.status, labels - labels % LABELS_STEP
+    if (status.state, status.labels, status.labels_needed) == (Reason.IDLE, shown, needed):
+        return status
     return replace(
-        view.status, state=Reason.IDLE, labels=shown, labels_needed=needed, message=_too_many(view, needed=needed)
+        status, state=Reason.IDLE, labels=shown, labels_needed=needed, message=_too_many(view, needed=needed)
     )
 
 
@@ -278,10 +289,8 @@ def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
         return status
     message = f"{shown} of {needed} labels"
-    if _lacking_for_scenes(view) and needed > (
-        few := first_attempt_labels(view.snapshot.service.spec.max_disagreement)
-    ):
-        message += f" ({few} where requests name their streams)"
+    if (named := _awaited_with_names(view)) < needed:
+        message += f" ({named} where requests name their sources)"
     if needed < _worth(view):
         message += f", when it is measured again whether {status.design_effect:.1f} are worth one"
     store = view.snapshot.observed.records
@@ -385,7 +394,7 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         tiers=_tiers_to_certify(view, store),
         menu_is_new=menu_is_new(view) and not view.stable.plan.exits_off,
         computed_again=_at_edge(view),
-        scene_rows=records_for_scenes(store.records, budget=spec.max_disagreement),
+        scene_rows=records_for_slight_scenes(store.records, budget=spec.max_disagreement),
         wary=_kept(view) < records_for_slight_scenes(store.records, budget=spec.max_disagreement),
     )
 
@@ -515,9 +524,9 @@ def _more_labels(view: TunerView, outcome: NeedsLabels) -> TuningStatus:
             status,
             state=Reason.IDLE,
             labels=outcome.n,
-            labels_needed=0,
+            labels_needed=MOST_LABELS,
             remeasure_at=0,
-            next_attempt_at=view.now + REMEASURE_SECONDS,
+            next_attempt_at=view.now + max(REMEASURE_SECONDS, _pause(view)),
             tuned_for=view.objective,
             handled_request=view.request if view.asks_to_tune else status.handled_request,
             message=_too_many(view, needed=outcome.needed),
