@@ -115,19 +115,28 @@ class Resting:
 
     state: WorkerState
     remains: Remains | None = None
+    #: The newest document that came meanwhile; its leases are in ``_heard``.
+    _taken: PlanDocument | None = None
     _heard: Leases = field(default_factory=lambda: Leases(time.perf_counter()))
 
     @property
     def leases(self) -> Leases:
         """How far they have run, for the next engine."""
-        return self._heard if self.remains is None else self.remains.arms.leases
+        if self._taken is None:
+            return self._heard if self.remains is None else self.remains.arms.leases
+        ended, lease = self._heard.canary_ended_epoch, self._taken.canary_lease_seconds
+        if self._taken.canary is not None and time.perf_counter() - self._heard.last_pull > lease:
+            ended = self._taken.epoch
+        return replace(self._heard, canary_ended_epoch=ended)
 
     def report(self, *, ready: bool) -> WorkerState:
         """Its state. ``ready``: a request would load it."""
-        canary = self.state.canary_hash
-        if self.remains is not None and self.remains.arms.canary_lease_ended:
-            canary = ""
-        return replace(self.state, ready=ready, canary_hash=canary)
+        if self._taken is None:
+            ended = self.remains is not None and self.remains.arms.canary_lease_ended
+        else:
+            ended = self.leases.canary_ended_epoch == self._taken.epoch
+        message, canary = self.state.message if ready else "", "" if ended else self.state.canary_hash
+        return replace(self.state, ready=ready, message=message, canary_hash=canary)
 
     def took(self, document: PlanDocument) -> None:
         """A newer document will be in force with the next load.
@@ -150,8 +159,7 @@ class Resting:
             suspicion=before.suspicion if same else 0.0,
             message="",
         )
-        if self.remains is not None:
-            self.remains.arms.renew()
+        self._heard, self._taken = replace(self.leases, last_pull=time.perf_counter()), document
 
     def _hash(self, arm: ArmPlan) -> str:
         try:
@@ -165,10 +173,10 @@ class Resting:
 
     def renew(self) -> None:
         """The control plane is alive, and has spoken to this process."""
-        if self.remains is None:
-            self._heard = Leases(time.perf_counter(), met=True)
-        else:
+        if self._taken is None and self.remains is not None:
             self.remains.arms.meet()
+        else:
+            self._heard = replace(self.leases, last_pull=time.perf_counter(), met=True)
 
 
 def owes_audits(pulled: tuple[ArmCounts, ...], now: tuple[ArmCounts, ...]) -> bool:

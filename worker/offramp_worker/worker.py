@@ -271,6 +271,7 @@ class InferenceWorker:
         except InvalidBundleError as error:
             self._refuse(error)
             raise
+        self.phase = "loading"
         if self.settings.public_key is not None and self.plans is None:
             self.plans = self._open_desk(self.settings.public_key, self._resting)
 
@@ -317,8 +318,9 @@ class InferenceWorker:
     def owes_audits(self) -> bool:
         """Whether the control plane heard of draws that were open then and are compared by now: it would take them
         for lost."""
-        engine = self.engine
-        return engine is not None and owes_audits(self._pulled, engine.counters.snapshot())
+        engine, resting = self.engine, self._resting
+        kept = engine if engine is not None else None if resting is None else resting.remains
+        return kept is not None and owes_audits(self._pulled, kept.counters.snapshot())
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else. Of
@@ -326,16 +328,15 @@ class InferenceWorker:
         engine, resting = self.engine, self._resting
         if engine is not None:
             return state_of(self, engine)
-        if resting is None or self.phase == "broken":
-            broken = self.phase == "broken"
-            return replace(
-                blank_state(self),
-                message=self._reason if broken else "",
-                missing_device=self._missing_device if broken else "",
-                fetching=self.fetching,
-            )
-        refused = None if self.plans is None else self.plans.refused
-        return replace(resting.report(ready=self._until_asked), refused=refused)
+        broken = self.phase == "broken"
+        if resting is None:
+            state = replace(blank_state(self), fetching=self.fetching)
+        else:
+            refused = None if self.plans is None else self.plans.refused
+            state = replace(resting.report(ready=self._until_asked and not broken), refused=refused)
+        if not broken:
+            return state
+        return replace(state, message=self._reason, missing_device=self._missing_device)
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:
         """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on.

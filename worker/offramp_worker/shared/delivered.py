@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import shutil
 import time
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -62,6 +63,7 @@ class Delivered:
         self._places: dict[str, _Place] = {}
         self._listed, self._writing = asyncio.Event(), asyncio.Lock()
         self._freed = asyncio.Event()  # another one each time that something has left
+        repository.on_room = self._has_left
 
     async def start(self) -> None:
         """Returns once everything of the first list has been tried or has left it, or after the time of a load: from
@@ -127,14 +129,15 @@ class Delivered:
         if model is None:
             failed = place.tried.is_set() and bool(place.failure)
             return HeldModel(uid, "Failed" if failed else "Loading", model=place.calls, message=place.failure)
-        resting = model.at_rest and not model.dismissed
+        resting = model.at_rest and not model.dismissed and not model.broken
+        needs = model.loads or not resting or model.crowded_at > -math.inf  # else it was not sized for a load yet
         return HeldModel(
             uid,
             "Serving" if model.ready else "Unloaded" if resting else "Failed" if place.tried.is_set() else "Loading",
             mark=place.mark if model.loads or resting else "",
             model=place.name,
             message=model.broken or place.failure or ("" if resting else _why_out(model)),
-            bytes=model.size_bytes if model.loads or not resting else 0,
+            bytes=model.size_bytes if needs else 0,
             busy_seconds=round(self._repository.executor.seconds[place.name], 3),
             load_seconds=round(model.load_seconds, 3),
             wanted=model.wanted(time.monotonic()),
@@ -210,6 +213,11 @@ class Delivered:
     async def _serve(self, place: _Place, given: ModelSettings, wanted: PlacedModel) -> None:
         before, mark = place.name, wanted.mark
         if given.name == before:
+            model = self._repository.models[before]
+            same = replace(given, unload_after_seconds=model.given.unload_after_seconds) == model.given
+            if place.mark == mark and same:  # it failed: what is known of its plans stays
+                await (self._repository.load if model.loads or not wanted.at_rest else self._repository.rest)(model)
+                return
             try:
                 await self._repository.replace(given)
             finally:

@@ -121,6 +121,8 @@ class Model:
     #: Why it could not be loaded, and when that was.
     broken: str = ""
     broken_at: float = 0.0
+    #: Somebody tries it again in a while, requests or not.
+    retried: bool = False
     popularity: Popularity = field(default_factory=Popularity)
     #: What it took in memory when it was loaded, 0 before it was.
     measured_bytes: int = 0

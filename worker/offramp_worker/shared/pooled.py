@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 
+from offramp_worker.logs import log_event
 from offramp_worker.shared.loading import WithinTime
 from offramp_worker.shared.model import Model
 from offramp_worker.shared.repository import NO_ROOM_SECONDS, RELOAD_SECONDS, Repository, UnavailableError
@@ -38,6 +40,22 @@ class PooledRepository(Repository):
                 self._mark_broken(model, str(error) or repr(error))
                 raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS)) from error
             model.broken, model.at_rest = "", True
+
+    def _mark_broken(self, model: Model, reason: str) -> None:
+        """What was in memory or at rest here gets no requests meanwhile, and so is tried again without."""
+        super()._mark_broken(model, reason)
+        if (model.loads or model.at_rest) and not model.retried:
+            self.begin(self._try_again(model))
+
+    async def _try_again(self, model: Model) -> None:
+        model.retried = True
+        while True:
+            await asyncio.sleep(RELOAD_SECONDS)
+            if not model.broken or model.dismissed or self.closing or self.models.get(model.name) is not model:
+                break
+            with contextlib.suppress(UnavailableError):  # it says why itself
+                await self.load(model)
+        model.retried = False
 
     async def replace(self, given: ModelSettings) -> None:
         """Serve something else under a model's name. It is loaded beside what serves or is at rest, which leaves once
@@ -96,6 +114,12 @@ class PooledRepository(Repository):
             left = bound - sum(m.size_bytes for m in self.models.values() if m.ready and m.name != model.name)
             if model.size_bytes > left:
                 raise self._no_room(model, left=left)
+
+    def _too_large(self, model: Model, bound: int) -> UnavailableError:
+        """The operator hears its size, and makes room somewhere."""
+        model.at_rest, model.crowded_at = model.unload_after is not None, time.monotonic()
+        log_event("model-unavailable", level="warning", model=model.name, reason="it takes more than was expected")
+        return self._no_room(model, left=bound - self._taken(besides=model))
 
     def _taken(self, *, besides: Model) -> int:
         return sum(m.size_bytes for m in self.models.values() if m.state != "out" and m is not besides)

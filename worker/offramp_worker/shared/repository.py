@@ -66,6 +66,7 @@ class Repository:
         self._line: list[Model] = []  # those that are to be loaded, in order
         self._tasks: set[asyncio.Task[None]] = set()
         self.started = self.closing = False
+        self.on_room: Callable[[], None] = lambda: None  # something has left memory
 
     def _doors(self, model: Model) -> Doors:
         def lost() -> None:
@@ -241,7 +242,7 @@ class Repository:
         model.hand_over()
 
     def _mark_broken(self, model: Model, reason: str) -> None:
-        model.state, model.at_rest = "out", False
+        model.state = "out"
         model.doors.worker.rest(reason)
         model.broken, model.broken_at = f"model {model.name!r} cannot be served: {reason}", time.monotonic()
         log_event("model-broken", level="error", model=model.name, reason=reason)
@@ -270,10 +271,14 @@ class Repository:
             leaving = leaving_of(others, needed_bytes=self.used_bytes - bound, now=time.monotonic())
             if leaving is None:
                 await self._leave(model)
-                self._mark_broken(model, f"it takes {model.size_bytes} bytes of the {bound} of OFFRAMP_MODELS_BYTES")
-                model.forget_size()
-                raise UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
+                raise self._too_large(model, bound)
             await self._evict(leaving, wanted=model.name)
+
+    def _too_large(self, model: Model, bound: int) -> UnavailableError:
+        """It has left again, since it takes more than was expected and than there is."""
+        self._mark_broken(model, f"it takes {model.size_bytes} bytes of the {bound} of OFFRAMP_MODELS_BYTES")
+        model.forget_size()
+        return UnavailableError(model.broken, retry_after=math.ceil(RELOAD_SECONDS))
 
     async def _evict(self, names: Sequence[str], *, wanted: str) -> None:
         """They leave all at once: each may have to wait for its clients and its control plane."""
@@ -289,6 +294,7 @@ class Repository:
         for model in leaving:
             if model.waiting:
                 self._bring(model)
+        self.on_room()
 
     async def _leave(self, model: Model) -> None:
         """Answer what it was handed, finish its audits, and let its bundle go."""
