@@ -13,7 +13,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -253,12 +253,7 @@ class Repository:
             return
         leaving = leaving_for([model], models, bound=bound, now=time.monotonic())
         if leaving is None:
-            kept = kept_bytes(models)
-            there = f"the {kept} of what is kept loaded leave less of the {bound}" if kept else f"there are {bound}"
-            size = wanted_bytes(model, models, bound=bound)
-            raise UnavailableError(
-                f"model {model.name!r} needs {size} bytes; {there} (OFFRAMP_MODELS_BYTES)", retry_after=NO_ROOM_SECONDS
-            )
+            raise UnavailableError(_needs(model, models, bound), retry_after=NO_ROOM_SECONDS)
         await self._evict(leaving, wanted=model.name)
 
     async def _keep_within_bound(self, model: Model) -> None:
@@ -361,6 +356,12 @@ def _promised(model: Model, expected: float) -> int:
     again = max(1, math.ceil(PROMISE * expected))
     model.promise(again)
     return again
+
+
+def _needs(model: Model, models: Collection[Model], bound: int) -> str:
+    kept, size = kept_bytes(models), wanted_bytes(model, models, bound=bound)
+    there = f"the {kept} of what is kept loaded leave less of the {bound}" if kept else f"there are {bound}"
+    return f"model {model.name!r} needs {size} bytes; {there} (OFFRAMP_MODELS_BYTES)"
 
 
 def _dismissed(model: Model) -> str:
