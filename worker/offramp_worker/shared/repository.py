@@ -150,9 +150,8 @@ class Repository:
 
     def expected_seconds(self, model: Model) -> float:
         """Until a model is loaded, those before it in line included, and those that leave for them."""
-        return expected_seconds(
-            model, self._line, self.models.values(), bound=self.settings.memory_bytes, now=time.monotonic()
-        )
+        bound, models = self.settings.memory_bytes, self.models.values()
+        return expected_seconds(model, self._line, models, bound=bound, now=time.monotonic())
 
     def _expire(self, model: Model, waiting: Waiting) -> None:
         """A request has waited as long as one may."""
