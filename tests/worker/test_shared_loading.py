@@ -430,7 +430,7 @@ def test_a_plan_that_comes_while_its_model_is_out_of_memory_is_in_force_with_the
         worker.plans.deliver(sign(document(off, epoch=6, service_uid="uid")))
         assert (worker.state().epoch, worker.state().stable_hash) == (6, off.content_hash)
         foreign = replace(off, backbone_digest="sha256:" + "0" * 64)
-        with pytest.raises(PlanRefusedError, match="this worker serves"):
+        with pytest.raises(PlanRefusedError, match="backboneDigest"):
             worker.plans.deliver(sign(document(foreign, epoch=7, service_uid="uid")))
         assert model.state == "out"
         await repository.load(model)

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,9 @@ from test_shared_loading import serves, until
 
 import offramp_worker.shared.pooled
 import offramp_worker.shared.repository
+from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import HeldModel, ModelList, PlacedModel, PlanDocument, SignedDocument
+from offramp_worker.engine.engine import Engine
 from offramp_worker.shared.delivered import Delivered
 from offramp_worker.shared.model import Model
 from offramp_worker.shared.pooled import PooledRepository
@@ -189,6 +192,118 @@ def test_what_found_no_room_is_tried_again_when_another_has_been_unloaded(
         await pool.until("b", "Serving")
 
     run(claim, story, OFFRAMP_MODELS_BYTES=str(3 * min(sizes)))
+
+
+async def opened(pool: Pool, sent: PlanDocument) -> Model:
+    """Model ``a`` at rest, whose breaker has opened under a document."""
+    await pool.tell(RESTING)
+    model = await pool.until("a", "Serving")
+    worker = model.doors.worker
+    assert worker.plans is not None and worker.engine is not None
+    await asyncio.to_thread(worker.plans.deliver, sign(sent))
+    stable = worker.engine.active.stable
+    assert stable is not None and stable.breaker is not None
+    stable.breaker.update(audited=400, disagreements=400)
+    await pool.rests(model)
+    assert worker.state().breaker_open
+    return model
+
+
+def test_an_open_breaker_outlasts_a_document_that_is_refused_at_the_load(claim: Path, tmp_path: Path) -> None:
+    """Its ramp set is in no store that can be read then."""
+    store = tmp_path / "store"
+    exits = plan_for(claim / "a", {"r00-grid": "0.5"})
+    sent = document(exits, epoch=5, service_uid="uid-a", audit_rate=1.0)
+    other = replace(exits, ramp_set_digest="sha256:" + "0" * 64)
+
+    async def story(pool: Pool) -> None:
+        model = await opened(pool, sent)
+        worker = model.doors.worker
+        assert worker.plans is not None
+        await asyncio.to_thread(
+            worker.plans.deliver, sign(document(other, epoch=6, service_uid="uid-a", audit_rate=1.0))
+        )
+        for _ in range(2):
+            await pool.repository.load(model)
+            state = worker.state()
+            assert (state.epoch, state.stable_hash, state.breaker_open) == (0, "", False)
+            assert worker.engine is not None and worker.engine.arms.exits_off
+            await pool.rests(model)
+        await pool.repository.load(model)
+        await asyncio.to_thread(worker.plans.deliver, sign(replace(sent, epoch=7)))
+        assert worker.state().epoch == 7 and worker.state().breaker_open
+
+    run(claim, story, OFFRAMP_RAMP_SETS=str(store))
+
+
+def test_what_the_bundle_cannot_run_is_refused_at_rest_and_the_breaker_stays_with_its_plan(claim: Path) -> None:
+    exits = plan_for(claim / "a", {"r00-grid": "0.5"})
+    sent = document(exits, epoch=5, service_uid="uid-a", audit_rate=1.0)
+
+    async def story(pool: Pool) -> None:
+        model = await opened(pool, sent)
+        worker = model.doors.worker
+        assert worker.plans is not None
+        for wrong in ({"ramp_set_digest": "sha256:" + "0" * 64}, {"precision": "int4"}):
+            with pytest.raises(PlanRefusedError):
+                worker.plans.deliver(sign(document(replace(exits, **wrong), epoch=6, service_uid="uid-a")))
+        worker.plans.deliver(sign(document(plan_for(claim / "a"), epoch=6, service_uid="uid-a")))
+        assert not worker.state().breaker_open
+        worker.plans.deliver(sign(replace(sent, epoch=7)))
+        assert worker.state().breaker_open
+        await pool.repository.load(model)
+        assert worker.state().epoch == 7 and worker.state().breaker_open
+
+    run(claim, story)
+
+
+def test_what_comes_while_a_load_fails_late_is_told_and_in_force_with_the_next(
+    claim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = document(plan_for(claim / "a", {"r00-grid": "0.5"}), epoch=5, service_uid="uid-a", audit_rate=1.0)
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError("no memory for a moment")
+
+    async def story(pool: Pool) -> None:
+        model = await opened(pool, sent)
+        worker = model.doors.worker
+        with monkeypatch.context() as patched:
+            patched.setattr(Engine, "start", no_memory)
+            with pytest.raises(UnavailableError, match="no memory"):
+                await pool.repository.load(model)
+            assert worker.plans is not None and worker.state().breaker_open
+            await asyncio.to_thread(worker.plans.deliver, sign(replace(sent, epoch=6)))
+            assert worker.state().epoch == 6
+        await pool.until("a", "Serving")
+        assert worker.state().epoch == 6 and worker.state().breaker_open
+
+    run(claim, story)
+
+
+def test_audits_that_are_abandoned_when_a_model_leaves_count_as_disagreements(
+    claim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offramp_worker.shared.repository, "AUDIT_SECONDS", 0.05)
+    plan = plan_for(claim / "a", {"r00-grid": "0.5"})
+    sent = document(plan, epoch=5, service_uid="uid-a", audit_rate=1.0, accuracy_budget=0.01)
+
+    async def story(pool: Pool) -> None:
+        await pool.tell(RESTING)
+        model = await pool.until("a", "Serving")
+        worker = model.doors.worker
+        assert worker.plans is not None and worker.engine is not None
+        await asyncio.to_thread(worker.plans.deliver, sign(sent))
+        monkeypatch.setattr(worker.engine.desk, "step", lambda: time.sleep(0.01))
+        serves(pool.repository, times=30)
+        await until(lambda: worker.observations(after=0, now=0.0).counts[-1].drawn == 30)
+        await pool.rests(model)
+        await pool.repository.load(model)
+        stable = worker.engine.active.stable
+        assert stable is not None and stable.breaker is not None
+        assert stable.breaker._state.open == 0 and stable.breaker.statistic > 1.0
+
+    run(claim, story)
 
 
 def test_a_canary_whose_lease_ended_at_rest_stays_out_and_a_newer_one_is_told(claim: Path) -> None:

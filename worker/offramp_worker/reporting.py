@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ from offramp_core.protocol import ArmCounts, ArmPlan, Observations, PlanDocument
 from offramp_core.reasons import Reason
 from offramp_worker.engine.accounts.counters import Counters, RecordRing
 from offramp_worker.engine.arms.leases import Leases
+from offramp_worker.engine.remains import Remains
+from offramp_worker.plans.preparation import check_fits
 
 if TYPE_CHECKING:
     from offramp_worker.bundle.load import Bundle
     from offramp_worker.engine.engine import Engine
-    from offramp_worker.engine.remains import Remains
     from offramp_worker.worker import InferenceWorker
 
 
@@ -108,6 +109,22 @@ def observed(
     )
 
 
+def resting_of(worker: InferenceWorker, bundle: Bundle, engine: Engine | None = None) -> Resting:
+    """A worker whose bundle was verified and let go, or whose engine has ended."""
+    remains = None if engine is None else Remains.of(engine)  # its audits that are lost may open the breaker
+    state = bundle_state(worker, bundle) if engine is None else _left_by(worker, engine)
+    return Resting(
+        state,
+        remains,
+        precisions=[spec.name for spec in bundle.manifest.backbones],
+        has_store=worker.settings.ramp_set_store is not None,
+    )
+
+
+def _left_by(worker: InferenceWorker, engine: Engine) -> WorkerState:
+    return replace(state_of(worker, engine), failing="", message=engine.arms.describe())
+
+
 @dataclass(slots=True)
 class Resting:
     """A worker whose bundle is out of memory until somebody asks for it. Its control plane hears what it would if the
@@ -115,9 +132,17 @@ class Resting:
 
     state: WorkerState
     remains: Remains | None = None
+    #: Of the bundle, and whether there are ramp sets besides its own.
+    precisions: Sequence[str] = ()
+    has_store: bool = False
     #: The newest document that came meanwhile; its leases are in ``_heard``.
     _taken: PlanDocument | None = None
+    #: As the state was when the bundle left.
+    _left: WorkerState = field(init=False)
     _heard: Leases = field(default_factory=lambda: Leases(time.perf_counter()))
+
+    def __post_init__(self) -> None:
+        self._left = self.state
 
     @property
     def leases(self) -> Leases:
@@ -146,17 +171,20 @@ class Resting:
         PlanRefusedError
             No bundle could run it, or this one could not.
         """
-        stable, before = self._hash(document.stable), self.state
-        same = stable == before.stable_hash
+        stable, before, left = self._hash(document.stable), self.state, self._left
+        canary = "" if document.canary is None else self._hash(document.canary)
+        for digest in () if self.has_store else document.ramp_sets:
+            self._check_set(digest)
+        same = stable == left.stable_hash
         self.state = replace(
             before,
             epoch=document.epoch,
             newest_epoch=document.epoch,
             stable_hash=stable,
-            canary_hash="" if document.canary is None else self._hash(document.canary),
-            breaker_open=before.breaker_open and same,
-            stopped_tiers=before.stopped_tiers if same else (),
-            suspicion=before.suspicion if same else 0.0,
+            canary_hash=canary,
+            breaker_open=left.breaker_open and same,
+            stopped_tiers=left.stopped_tiers if same else (),
+            suspicion=left.suspicion if same else 0.0,
             message="",
         )
         self._heard, self._taken = replace(self.leases, last_pull=time.perf_counter()), document
@@ -166,10 +194,17 @@ class Resting:
             plan = Plan.from_mapping(arm.plan)
         except InvalidArgumentError as error:
             raise PlanRefusedError(Reason.MALFORMED, str(error)) from error
-        if plan.backbone_digest != self.state.backbone_digest:
-            message = f"backboneDigest is {plan.backbone_digest}; this worker serves {self.state.backbone_digest}"
-            raise PlanRefusedError(Reason.DIGEST_MISMATCH, message)
+        own = self.state.backbone_digest
+        check_fits(plan, backbone_digest=own, precisions=self.precisions, columns=self.state.ramps)
+        if not self.has_store:
+            self._check_set(plan.ramp_set_digest)
         return plan.content_hash
+
+    def _check_set(self, digest: str) -> None:
+        if digest != self.state.ramp_set_digest:
+            own = self.state.ramp_set_digest
+            message = f"rampSetDigest is {digest}; this worker's bundle has {own}, and there is no ramp-set store"
+            raise PlanRefusedError(Reason.DIGEST_MISMATCH, message)
 
     def renew(self) -> None:
         """The control plane is alive, and has spoken to this process."""

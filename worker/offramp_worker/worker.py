@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from offramp_core.errors import InvalidBundleError, OfframpError
@@ -28,7 +29,7 @@ from offramp_worker.plans.classifier import ClassifierPlans
 from offramp_worker.plans.fixed import take_fixed_plan
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
-from offramp_worker.reporting import Resting, blank_state, bundle_state, observed, owes_audits, state_of
+from offramp_worker.reporting import Resting, blank_state, observed, owes_audits, resting_of, state_of
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import Tracing
 
@@ -58,6 +59,13 @@ def _end(engine: Engine, seconds: float) -> None:
     engine.close()
     if not engine.join(seconds):
         log_event("audits-abandoned", level="warning")
+    if engine.captures is not None:
+        engine.captures.close()
+
+
+def _let_go(engine: Engine) -> None:
+    """Of an engine that has not begun."""
+    engine.close()
     if engine.captures is not None:
         engine.captures.close()
 
@@ -108,8 +116,15 @@ class InferenceWorker:
             The worker is left in phase ``broken``, and may be asked again.
         """
         engine = self._loaded = self._loaded or self._load_engine()
-        self._take_plans(engine)
-        engine.start(measure_seconds=self.settings.measure_seconds)
+        try:
+            self._take_plans(engine)
+            engine.start(measure_seconds=self.settings.measure_seconds)
+        except Exception:
+            if self._resting is not None:  # it goes on to rest, with what comes meanwhile
+                self._loaded = None
+                _let_go(engine)
+                self._rest(engine)
+            raise
         self.engine, self._loaded, self._resting, self.lost = engine, None, None, ""
         if self.phase in ("loading", "broken"):
             self.phase, self._reason = "serving", ""
@@ -267,7 +282,7 @@ class InferenceWorker:
         """Instead of :meth:`load`: the bundle is verified and let go until a request has it loaded. Blocks, and raises
         as that does."""
         try:
-            self._resting = Resting(bundle_state(self, _named_bundle(self.settings)))
+            self._resting = resting_of(self, _named_bundle(self.settings))
         except InvalidBundleError as error:
             self._refuse(error)
             raise
@@ -292,12 +307,13 @@ class InferenceWorker:
         except Exception as error:  # it leaves all the same
             log_event("finish-failed", level="error", error=repr(error))
 
-        def resting() -> Resting:
-            state = replace(state_of(self, engine), failing="", message=engine.arms.describe())
-            return Resting(state, Remains.of(engine))
-
-        self._resting = resting() if self.plans is None else self.plans.rest(resting)
+        self._rest(engine)
         self.engine = None
+
+    def _rest(self, engine: Engine) -> None:
+        """The engine has ended, or never began: what it knew stays."""
+        resting = partial(resting_of, self, engine.bundle, engine)
+        self._resting = resting() if self.plans is None else self.plans.rest(resting)
 
     def drain(self) -> None:
         """Stop being ready; requests that still arrive are answered until the listener closes."""

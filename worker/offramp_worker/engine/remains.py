@@ -34,6 +34,8 @@ class Remains:
         """Of an engine that has been joined, which shows nothing to Prometheus any more."""
         _hide(engine)
         active = engine.arms.active
+        if active.stable is not None and engine.desk.open:
+            _give_up(active.stable)
         engine.arms.active = replace(
             active,
             off=_without_stages(active.off),
@@ -61,6 +63,13 @@ def _hide(engine: Engine) -> None:
     engine.metrics.audit_backlog.set_function(lambda: 0.0)
     for collector in engine.shown:
         engine.metrics.registry.unregister(collector)
+
+
+def _give_up(runtime: Runtime) -> None:
+    """Its audits were abandoned."""
+    for breaker in (runtime.breaker, *(exits.breaker for exits in runtime.tiers.values())):
+        if breaker is not None:
+            breaker.give_up()
 
 
 def _without_stages(runtime: Runtime) -> Runtime:

@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -49,6 +49,7 @@ class PlanDesk:
         self._in_force: str = ""
         self._postponed: _Postponed | None = None
         self._given_up: str = ""  # the payload that had its minute
+        self._watched: Active | None = None  # before the bundle left memory, while no document came after it
         self.clock: Callable[[], float] = time.monotonic
         self.refused: Refusal | None = None
         self.newest_epoch = self._remembered()
@@ -80,6 +81,10 @@ class PlanDesk:
         """The bundle leaves memory, while no document is taken: until :meth:`wake` they are checked and kept."""
         with self._lock:
             self._target = resting = make()
+            if self._watched is not None and resting.remains is not None:
+                arms = resting.remains.arms
+                arms.active = replace(arms.active, stable=self._watched.stable)
+            self._watched = None
             return resting
 
     def wake(self, target: PlanTarget) -> None:
@@ -94,7 +99,8 @@ class PlanDesk:
                 self._deliver(self._newest)
                 self.refused = refused
             except PlanRefusedError:
-                target.arms.active = Active(off=target.arms.active.off)
+                self._watched = target.arms.active
+                target.arms.active = Active(off=self._watched.off)
 
     def _deliver(self, document: SignedDocument) -> None:
         epoch = 0
@@ -136,9 +142,15 @@ class PlanDesk:
             target.arms.end_canary()
         if trouble := target.vitals.trouble:  # sessions cannot be built and warmed now, which is no fault of the plan's
             raise PlanPostponedError(Reason.EXECUTOR_FAILING, trouble)
-        active = target.prepare(plan)
-        self._resume_breaker(target.arms.active, active)
+        was = target.arms.active
+        try:
+            target.arms.active = self._watched or was
+            active = target.prepare(plan)
+        finally:
+            target.arms.active = was
+        self._resume_breaker(self._watched or was, active)
         target.activate(active)
+        self._watched = None
         target.keep_inputs(since=plan.capture_since)
 
     def _remembered(self) -> int:

@@ -71,6 +71,13 @@ class Breaker:
         self._count(0, 0, lost=lost)
         keep(self._state)
 
+    def give_up(self) -> None:
+        """What was drawn and not compared never will be: it is lost, and counts as disagreements."""
+        lost, self._state = self._state.open, replace(self._state, open=0)
+        if lost and not self.is_open:
+            self._count(0, 0, lost=lost)
+        self._keep(self._state)
+
     def let_go(self) -> None:
         """Another plan's breaker is kept from now on; late audits of this one are nobody's any more."""
         self._keep = _nowhere
