@@ -18,8 +18,11 @@ By = Literal["Edge", "Core"]
 WEIGHT = 0.03  # of the newest measurement: one row in five takes several times as long as the others
 FIRST = 4  # measurements, of which the shortest counts: connections open, and caches fill
 AGAIN_WEIGHT = 0.3  # of a measurement of the way that is not in use, which is rare
-LONGEST = 3.0  # times the mean: what a longer measurement counts as
+LONGEST = 3.0  # times what was expected: what a longer measurement counts as
+HELD_UP, FACTOR = 3, 2.0  # longer ones in a row; to the weight with each more, which no hold-up explains
+FLOOR = 1e-4  # seconds, of what is expected: a mean of nothing could not rise
 EXPLORING = 0.005  # of all time goes to trying the slower way
+MOST_LOST = 2.0  # seconds that a try is taken to cost: 400 s of the other way at most go by before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +31,22 @@ class Mean:
 
     value: float = 0.0
     n: int = 0
+    #: The last ones in a row that were longer than they may count as.
+    longer: int = 0
 
     @property
     def known(self) -> bool:
         return self.n >= FIRST
 
-    def after(self, seconds: float, *, weight: float = WEIGHT) -> Mean:
-        """With one more, of this weight or, while there are few, as one of them."""
+    def after(self, seconds: float, *, weight: float = WEIGHT, beside: float = 0.0) -> Mean:
+        """With one more, of this weight or, while there are few, as one of them. ``beside`` is what else was expected
+        of the request."""
         if not self.known:
             return Mean(seconds if not self.n else min(self.value, seconds), self.n + 1)
-        weight = max(weight, 1.0 / (self.n + 1))
-        return Mean(self.value + weight * (min(seconds, LONGEST * self.value) - self.value), self.n + 1)
+        most = LONGEST * max(FLOOR, self.value + beside) - beside
+        longer = self.longer + 1 if seconds > most else 0
+        weight = min(1.0, max(weight, 1.0 / (self.n + 1)) * FACTOR ** max(0, longer - HELD_UP))
+        return Mean(self.value + weight * (min(seconds, most) - self.value), self.n + 1, longer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +74,12 @@ class Ways:
         """Who answers a request of so many bytes."""
         if not self.edge.known:
             return "Edge"
-        least = uplink.round_trip + _sending(size, waiting, uplink)
+        least = self._least(size, waiting, uplink)
         here, there = self._seconds(size, waiting, uplink)
         if not self.core.known:
             return "Core" if least < here else "Edge"
         best: By = "Core" if there < here else "Edge"
-        lost = abs(there - here)
+        lost = min(MOST_LOST, abs(there - here))
         if self.avoided * EXPLORING * min(there, here) < lost or (best == "Edge" and least >= here):
             return best
         return "Edge" if best == "Core" else "Core"
@@ -81,13 +89,31 @@ class Ways:
         here, there = self._seconds(size, waiting, uplink)
         usual: By = "Core" if self.core.known and there < here else "Edge"
         weight = WEIGHT if by == usual else AGAIN_WEIGHT
-        avoided = self.avoided + 1 if by == usual else 0
+        much_sooner = seconds < (here if by == "Edge" else there) / LONGEST  # than it was: the next one tries it again
+        avoided = self.avoided + 1 if by == usual else self.avoided if much_sooner else 0
         if by == "Edge":
             return replace(
                 self, edge=self.edge.after(seconds / (1.0 + waiting.at_edge), weight=weight), avoided=avoided
             )
-        beyond = max(0.0, seconds - _sending(size, waiting, uplink))
-        return replace(self, core=self.core.after(beyond, weight=weight), avoided=avoided)
+        sending = _sending(size, waiting, uplink)
+        beyond = max(0.0, seconds - sending)
+        return replace(self, core=self.core.after(beyond, weight=weight, beside=sending), avoided=avoided)
+
+    def at_least(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
+        """With one that had no answer after so many seconds. That says something where an answer was expected before,
+        of a way that is not known yet by the other one."""
+        here = self._seconds(size, waiting, uplink)[0] if self.edge.known else self._least(size, waiting, uplink)
+        expected = here if by == "Edge" else self.by_core(size, waiting, uplink)
+        return self.after(by, seconds, size=size, waiting=waiting, uplink=uplink) if seconds > expected else self
+
+    def by_core(self, size: int, waiting: Waiting, uplink: Uplink) -> float:
+        """Seconds within which the core is expected to answer; of one that is not known yet, within which it is of
+        use."""
+        here, there = self._seconds(size, waiting, uplink)
+        return there if self.core.known else max(here, self._least(size, waiting, uplink))
+
+    def _least(self, size: int, waiting: Waiting, uplink: Uplink) -> float:
+        return uplink.round_trip + _sending(size, waiting, uplink)
 
     def _seconds(self, size: int, waiting: Waiting, uplink: Uplink) -> tuple[float, float]:
         """By the edge and by the core."""

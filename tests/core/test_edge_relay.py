@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.edge import Uplink
-from offramp_core.edge_relay import EXPLORING, FIRST, By, Waiting, Ways
+from offramp_core.edge_relay import EXPLORING, FIRST, By, Mean, Waiting, Ways
 
 SIZE = 14_000
 seconds = st.floats(1e-5, 2.0)
@@ -92,3 +92,44 @@ def test_who_waits_at_the_edge_goes_to_the_core_sooner_and_bytes_on_the_uplink_k
     many = 2 * there / here + 1
     assert ways.by(SIZE, Waiting(at_edge=4 * many), uplink) == "Core"
     assert ways.by(SIZE, Waiting(on_uplink=int(8 * (here + there) * rate) + 1), uplink) == "Edge"
+
+
+KNOWN = Ways(edge=Mean(0.02, 50), core=Mean(0.002, 500))
+
+
+@pytest.mark.parametrize("core", [0.0, 0.002])
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("seconds", [0.1, 0.9])
+def test_a_core_that_gets_slow_is_left_within_a_few_requests_whether_or_not_clients_wait_for_it(
+    core: float, answered: bool, seconds: float
+) -> None:
+    """A mean of nothing, where bytes were taken to need longer than they did, rises as well."""
+    ways, uplink = Ways(edge=Mean(0.02, 50), core=Mean(core, 500)), Uplink(1e7, 0.001)
+    for _ in range(12 if core else 20):
+        if ways.by(SIZE, NOBODY, uplink) == "Edge":
+            return
+        learn = ways.after if answered else ways.at_least
+        ways = learn("Core", seconds, size=SIZE, waiting=NOBODY, uplink=uplink)
+    raise AssertionError(ways)
+
+
+def test_what_nobody_waited_for_says_nothing_below_what_was_expected_and_makes_a_way_known_above_it() -> None:
+    uplink = Uplink(1e7, 0.001)
+    assert KNOWN.at_least("Core", 0.001, size=SIZE, waiting=NOBODY, uplink=uplink) == KNOWN
+    assert KNOWN.at_least("Edge", 0.019, size=SIZE, waiting=NOBODY, uplink=uplink) == KNOWN
+    ways = Ways()
+    for _ in range(FIRST):
+        ways = ways.at_least("Edge", 0.0001, size=SIZE, waiting=NOBODY, uplink=uplink)
+        ways = ways.at_least("Edge", 0.2, size=SIZE, waiting=NOBODY, uplink=uplink)
+    assert ways.by(SIZE, NOBODY, uplink) == "Core"
+
+
+def test_a_core_that_recovers_is_used_again_at_the_first_tries_that_show_it() -> None:
+    ways, uplink, edge = Ways(edge=Mean(0.02, 50), core=Mean(0.9, 500)), Uplink(1e9, 0.001), 0
+    while not ways.core.value < ways.edge.value:
+        by = ways.by(SIZE, NOBODY, uplink)
+        edge += by == "Edge"
+        ways = ways.after(by, 0.002 if by == "Core" else 0.02, size=SIZE, waiting=NOBODY, uplink=uplink)
+    assert edge * 0.02 * EXPLORING <= 0.9, "as long as one try has to wait, not all that the mean needs"
+    slow = Ways(edge=Mean(0.02, 50), core=Mean(1000.0, 500), avoided=int(400 / 0.02) + 1)
+    assert slow.by(SIZE, NOBODY, uplink) == "Core", "however slow it was"

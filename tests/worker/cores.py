@@ -16,8 +16,8 @@ from offramp_worker.edge.wire import BOOT_HEADER, DIGEST_HEADER, LENGTH_HEADER, 
 
 
 class ScriptedCore:
-    """``says`` has what it answers by path: ``""`` for who it is, ``rows``, ``features``, ``scores``; or ``HANGS``, or
-    ``DRIPS`` for a byte now and then. Both go on until the test is over."""
+    """``says`` has what it answers by path: ``""`` for who it is, ``rows``, ``features``, ``scores``, ``infer`` for
+    requests as they came; or ``HANGS``, or ``DRIPS`` for a byte now and then. Both go on until the test is over."""
 
     HANGS, DRIPS = "hangs", "drips"
 
@@ -50,6 +50,7 @@ class ScriptedCore:
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers.get("content-length", 0)))
                 what = self.path.partition("/edge")[2].strip("/").partition("/")[0]
+                what = "infer" if self.path.endswith("/infer") else what
                 core.asked.append(what)
                 with contextlib.suppress(OSError):  # the edge has gone
                     core._answer(self, core.says.get(what, core.HANGS))

@@ -94,6 +94,26 @@ def test_time_runs_out_and_the_next_request_gets_its_own_answer() -> None:
     against(lambda connection, _: OK if connection == 2 else b"", story)
 
 
+def test_word_of_what_comes_is_no_reply_and_a_connection_is_free_once() -> None:
+    async def story(kept: KeptConnections, opened: list[int]) -> None:
+        for reply in [await sent(kept), *await asyncio.gather(sent(kept), sent(kept))]:
+            assert isinstance(reply, Answered) and (reply.status, bytes(reply.body)) == (200, b"ok")
+        assert opened == [0, 1]
+
+    against(lambda *_: b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + OK, story)
+
+
+@pytest.mark.parametrize("more", [OK, OK[:20], b"x", b"HTTP/1.1 103 Early Hints\r\n\r\n"])
+def test_what_comes_behind_the_end_of_a_reply_ends_the_connection_and_is_nobodys_reply(more: bytes) -> None:
+    async def story(kept: KeptConnections, opened: list[int]) -> None:
+        assert "no HTTP/1.1" in str(await sent(kept))
+        for reply in await asyncio.gather(sent(kept), sent(kept)):
+            assert isinstance(reply, Answered) and bytes(reply.body) == b"ok"
+        assert opened == [0, 1, 2]
+
+    against(lambda connection, _: OK + (b"" if connection else more), story)
+
+
 def test_nobody_is_there() -> None:
     async def story() -> None:
         kept = KeptConnections("http://127.0.0.1:1", most=2)

@@ -13,16 +13,19 @@ import httpx
 import numpy as np
 import pytest
 from bench.load import encode
+from cores import ScriptedCore
 from edges import THRESHOLDS, answer, core_of, exits, url
 from fixed_plans import certified
 from processes import WorkerProcess, manifest_of, plan_for
 
 from offramp_core.edge_relay import FIRST
-from offramp_worker.edge.relay import Relay
+from offramp_worker.edge.relay import REPLY_BYTES, Relay
 from offramp_worker.edge.wire import DIGEST_HEADER, PLAN_HEADER, RAMPS_HEADER
 from offramp_worker.front import Front
 from offramp_worker.http.inference import Inference, Reply
 from offramp_worker.http.refusals import Response
+from offramp_worker.plans.classifier import ClassifierPlans
+from offramp_worker.plans.fixed import take_fixed_plan
 from offramp_worker.settings import settings_from_env
 from offramp_worker.worker import InferenceWorker
 
@@ -41,10 +44,11 @@ def core(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield process
 
 
-def body_of(x: np.ndarray, **parameters: Any) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+def body_of(x: np.ndarray, outputs: Any = (), **parameters: Any) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     body, length = encode(x, "x")
-    if parameters:
-        told = json.dumps(json.loads(body[:length]) | {"parameters": parameters}).encode()
+    if parameters or outputs:
+        asked = {"parameters": parameters} if parameters else {"outputs": outputs}
+        told = json.dumps(json.loads(body[:length]) | asked, separators=(",", ":")).encode()
         body, length = told + body[length:], len(told)
     return body, [(b"inference-header-content-length", str(length).encode())]
 
@@ -90,8 +94,8 @@ class Edge:
     def relayed(self) -> float:
         return self.worker.metrics.registry.get_sample_value("earlyexit_relayed_requests_total") or 0.0
 
-    async def ask(self, x: np.ndarray, **parameters: Any) -> dict[str, Any]:
-        body, headers = body_of(x, **parameters)
+    async def ask(self, x: np.ndarray, outputs: Any = (), **parameters: Any) -> dict[str, Any]:
+        body, headers = body_of(x, outputs=outputs, **parameters)
         got = asyncio.get_running_loop().create_future()
         self.relay.answer("/v2/models/tiny/infer", headers, body, got.set_result)
         response = await asyncio.wait_for(got, 30)
@@ -196,12 +200,82 @@ def test_a_client_that_goes_away_leaves_nothing_in_line(bundle_dir: Path, core: 
         assert gone == [True]
         await edge.ask(x[1:2])
         assert told == [] and edge.relay._rows_here == 0
+        assert edge.worker.metrics.request_outcomes()["cancelled"] == 1
 
         def idle() -> bool:
             return edge.relay._bytes_out == 0
 
         while not idle():
             await asyncio.sleep(0.001)
+
+    with_edge(bundle_dir, url(core), tmp_path, story)
+
+
+def test_clients_that_do_not_wait_for_a_slow_core_get_their_answers_from_the_edge(
+    bundle_dir: Path, core: WorkerProcess, tmp_path: Path
+) -> None:
+    x = bundles.inputs(4, seed=5)
+
+    async def story(edge: Edge) -> None:
+        await edge.warm(x)
+        for _ in range(FIRST):
+            await edge.ask(x[:1])
+        assert edge.relayed == FIRST
+        body, headers = body_of(x[:1])
+        for _ in range(40):
+            told = list[Response]()
+            pending = edge.relay.answer("/v2/models/tiny/infer", headers, body, told.append)
+            assert pending is not None
+            if pending.by == "Edge":
+                break
+            edge.now += 100.0
+            edge.relay.cancel(pending, gone=lambda: None)
+            while edge.relay._bytes_out:
+                await asyncio.sleep(0.001)
+        assert pending.by == "Edge"
+
+    with_edge(bundle_dir, url(core), tmp_path, story)
+
+
+def test_a_core_that_refuses_requests_is_asked_less_and_less_and_malformed_ones_change_nothing(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    x = bundles.inputs(4, seed=5)
+    with ScriptedCore(manifest_of(bundle_dir)) as scripted:
+
+        async def story(edge: Edge) -> None:
+            assert edge.worker.edge is not None
+            link = edge.worker.edge.link
+            await edge.warm(x)
+            body, headers = body_of(x[:1])
+            wrong = body.replace(b'"FP32"', b'"FP64"')
+            scripted.says["infer"] = (400, b"{}")
+            for _ in range(3):
+                got = asyncio.get_running_loop().create_future()
+                edge.relay.answer("/v2/models/tiny/infer", headers, wrong, got.set_result)
+                assert (await got).status == 400
+            assert scripted.asked.count("infer") == 3, "malformed requests of clients are no reason to rest"
+            for said in ((400, b"{}"), (503, b"{}"), (200, bytes(10 * REPLY_BYTES))):
+                scripted.says["infer"] = said
+                edge.relay._failures, edge.now, before = 0, edge.now + 1000.0, scripted.asked.count("infer")
+                for _ in range(30):  # of a second each
+                    await edge.ask(x[:1])
+                assert 3 <= scripted.asked.count("infer") - before <= 6, said
+                assert not link.away, "it is there, and only does not answer these"
+
+        with_edge(bundle_dir, scripted.url, tmp_path, story)
+
+
+def test_a_request_whose_reply_may_be_large_is_answered_by_the_edge(
+    bundle_dir: Path, core: WorkerProcess, tmp_path: Path
+) -> None:
+    async def story(edge: Edge) -> None:
+        x = bundles.inputs(4, seed=5)
+        await edge.warm(x)
+        await edge.ask(x[:1], outputs=[{"name": "logits"}, {"name": "label"}])
+        assert edge.relayed == 1
+        await edge.ask(x[:1], outputs=[{"name": "logits"}] * 300)
+        assert edge.relayed == 1
 
     with_edge(bundle_dir, url(core), tmp_path, story)
 
@@ -252,3 +326,51 @@ def test_a_worker_that_is_no_core_takes_such_a_header_for_nothing(bundle_dir: Pa
         reply = post(worker, bundles.inputs(40, seed=5), **{PLAN_HEADER: "none"})
         assert set(exits_of(reply, 40)) != {"final"}
         assert DIGEST_HEADER not in reply.headers
+
+
+def test_what_was_handed_on_is_answered_by_no_deadline_of_the_core_and_by_no_plan_that_comes_while_it_waits(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    x, mine = bundles.inputs(40, seed=5), plan_for(bundle_dir, OTHER)
+    manifest = manifest_of(bundle_dir)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    first = fixed(bundle_dir, tmp_path / "one", OTHER)
+    second = fixed(bundle_dir, tmp_path / "two", {"r01-grid": "0.99"})["OFFRAMP_FIXED_PLAN"]
+    env = {"OFFRAMP_BUNDLE": str(bundle_dir), "OFFRAMP_EDGES": "true", "OFFRAMP_STATE_DIR": str(tmp_path)} | first
+    env |= {"OFFRAMP_DEADLINE_ANSWERS": "always", "OFFRAMP_LATENCY_SECONDS": "0.0001"}
+    prepared = list[Any]()
+
+    class Prepared(ClassifierPlans):
+        def activate(self, active: Any) -> None:
+            prepared.append(active)
+
+    async def main() -> None:
+        front = Front(asyncio.get_running_loop())
+        core = InferenceWorker(settings_from_env(env), deliver=front.deliver, on_lost=lambda _: None)
+        await asyncio.to_thread(core.load)
+        assert core.engine is not None
+        take_fixed_plan(Path(second), Prepared(core.engine), core.memory)
+        inference = Inference(core, front)
+        body, headers = body_of(x)
+        digests = {DIGEST_HEADER: manifest.backbone_digest, RAMPS_HEADER: manifest.ramp_set_digest}
+        named = digests | {PLAN_HEADER: mine.content_hash}
+        headers += [(name.encode(), value.encode()) for name, value in named.items()]
+
+        async def told(*, change: bool) -> list[str]:
+            got = asyncio.get_running_loop().create_future()
+            inference.answer("/v2/models/tiny/infer", headers, body, got.set_result)
+            if change:
+                core.engine.activate(prepared[0])
+            return exits(read(await asyncio.wait_for(got, 30)), 40)
+
+        counter = core.engine.active.stable.counter
+        left = await told(change=False)
+        assert 0 < left.count("r02-linear") < 40 and set(left) == {"r02-linear", "final"}
+        answer = await told(change=True)
+        assert set(answer) == {"final"}
+        core.drain()
+        await asyncio.to_thread(core.finish, seconds=5.0)
+        assert counter.requests == 40, "of both plans' epoch: those that its exits must not answer count for no plan"
+
+    asyncio.run(main())

@@ -66,6 +66,7 @@ class Front:
             timeout_seconds=request.timeout_seconds,
             slice_name=request.slice_name,
             stream=request.stream,
+            plan=request.plan,
             wake=False,
         )
         self._waiting[ticket] = _Waiting(engine, done, request.id)

@@ -40,11 +40,17 @@ class HandedOn:
 
     def allowed(self, request: InferRequest, engine: Engine) -> InferRequest:
         """The request, for the model itself where the core's exits are not those of the edge: another plan serves, or
-        a canary beside it. The larger budget that the core may have under overload is none of the edge's."""
+        a canary beside it, now or when it runs. Neither the larger budget that the core may have under overload nor its
+        deadline for everybody is the edge's."""
         active = engine.active
         runtime = engine.arms.without_canary(active)
         same = active.canary is None and runtime.plan.content_hash.encode() == self.plan
-        return replace(request, never_exit=request.never_exit or not same, tier=request.tier or DEFAULT_TIER)
+        return replace(
+            request,
+            never_exit=request.never_exit or not same,
+            tier=request.tier or DEFAULT_TIER,
+            plan=self.plan.decode("latin-1") if same else "",
+        )
 
     def signed(self, reply: Callable[[Response], None]) -> Callable[[Response], None]:
         """The reply repeats the digests."""

@@ -11,9 +11,10 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 KEEP_ALIVE_SECONDS = 60.0  # shorter than the core keeps them
 HEAD_BYTES = 65536  # of a reply
@@ -26,6 +27,12 @@ class Answered:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
+
+
+class TooLarge(str):
+    """Why there is no reply, which says nothing of whether the core is there."""
+
+    __slots__ = ()
 
 
 #: Gets a reply, or in words why there is none.
@@ -41,6 +48,7 @@ class _Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._reply, self._most, self._read = Answered(), 0, 0
         self._done: Done | None = None
+        self._messages, self._whole, self._goes_on = 0, False, False  # replies begun; whether it is there; keeps open
         self.freed_at = 0.0
         #: Whether it was lost before anything of a reply had come.
         self.stale = False
@@ -53,6 +61,7 @@ class _Connection(asyncio.Protocol):
         """``done`` is called once, not before this returns."""
         self._parser, self._reply = HttpResponseParser(self), Answered()
         self._most, self._read, self._done = most, 0, done
+        self._messages, self._whole = 0, False
         if self._transport is None or self._transport.is_closing():
             asyncio.get_running_loop().call_soon(self.end, "the connection is closed")
         else:
@@ -88,11 +97,30 @@ class _Connection(asyncio.Protocol):
             if self._done is None:
                 self.end("")  # nobody has asked for this
             elif self._read > self._most + HEAD_BYTES:
-                self.end(f"the core's reply is larger than {self._most} bytes")
+                self.end(TooLarge(f"the core's reply is larger than {self._most} bytes"))
             else:
                 self._parser.feed_data(data)
-        except HttpParserError as error:
+        except (HttpParserError, HttpParserUpgrade) as error:
             self.end(f"the core's reply is no HTTP/1.1: {error}")
+        if self._whole and self._done is not None:
+            self._finish()
+
+    def _finish(self) -> None:
+        """A reply is all there. Bytes behind it would be taken for that of the next request."""
+        if len(self._reply.body) > self._most:
+            self.end(TooLarge(f"the core's reply is larger than {self._most} bytes"))
+        elif self._messages > 1:
+            self.end("the core's reply is no HTTP/1.1: more comes behind its end")
+        else:
+            if self._goes_on:
+                self.freed_at = asyncio.get_running_loop().time()
+                self._free(self)
+            elif self._transport is not None:
+                self._transport.close()
+            self._tell(self._reply)
+
+    def on_message_begin(self) -> None:
+        self._messages += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -101,16 +129,13 @@ class _Connection(asyncio.Protocol):
         self._reply.body += body
 
     def on_message_complete(self) -> None:
-        self._reply.status = self._parser.get_status_code()
-        if len(self._reply.body) > self._most:
-            self.end(f"the core's reply is larger than {self._most} bytes")
+        status = self._parser.get_status_code()
+        if self._whole:
             return
-        if self._parser.should_keep_alive():
-            self.freed_at = asyncio.get_running_loop().time()
-            self._free(self)
-        elif self._transport is not None:
-            self._transport.close()
-        self._tell(self._reply)
+        if status < HTTPStatus.OK:  # word of what comes, and no reply
+            self._messages, self._reply = self._messages - 1, Answered()
+        else:
+            self._reply.status, self._whole, self._goes_on = status, True, self._parser.should_keep_alive()
 
 
 class KeptConnections:
@@ -168,7 +193,8 @@ class KeptConnections:
         except TimeoutError:
             reply = f"no answer within {seconds:.1f} s"
         except OSError as error:
-            reply = str(error) or type(error).__name__
+            large = [why for why in error.args if isinstance(why, TooLarge)]
+            reply = large[0] if large else str(error) or type(error).__name__
         done(reply)
 
     async def post(self, request: bytes, *, most: int) -> Answered:

@@ -6,9 +6,11 @@ request that the core does not answer is answered here: nothing is lost by tryin
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -16,9 +18,11 @@ import orjson
 
 from offramp_core.edge_relay import By, Waiting, Ways
 from offramp_core.plan import Plan
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.load import row_bytes
 from offramp_worker.edge.forwarding import Edge
-from offramp_worker.edge.kept import Answered, KeptConnections
+from offramp_worker.edge.kept import Answered, KeptConnections, TooLarge
+from offramp_worker.edge.link import LONGEST_PATIENCE, PATIENCE_FACTOR, SHORTEST_PATIENCE
 from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, PLAN_HEADER, RAMPS_HEADER
 from offramp_worker.engine.engine import Engine
 from offramp_worker.http.bodies import Headers
@@ -27,12 +31,12 @@ from offramp_worker.http.refusals import Response
 from offramp_worker.worker import InferenceWorker
 
 LENGTH = LENGTH_HEADER.encode()
-CONNECTIONS = 8
+CONNECTIONS, MOST_OUTPUTS = 8, 2
 PASSED_ON = (LENGTH, b"content-type", b"traceparent", b"tracestate")
 PASSED_BACK = (LENGTH_HEADER, "content-type")
 REPLY_BYTES, ROW_BYTES = 65536, 512  # of a reply and of each of its rows, beyond logits
-REST_SECONDS = 1.0  # after a request that the core did not answer
-OK = 200
+REST_SECONDS, MOST_FAILURES = 1.0, 7  # after one that the core did not answer; twice as long each time, so often
+OK, BAD_REQUEST = 200, 400
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +53,8 @@ class _Request:
     by: By
     inner: Any = None
     over: bool = False
+    #: The core has called it malformed.
+    malformed: bool = False
 
 
 class Relay:
@@ -62,7 +68,8 @@ class Relay:
         self.refusals = inference.refusals
         self._ways: dict[int, Ways] = {}  # by the size of requests: rows, as a power of two
         self._rows_here, self._bytes_out = 0, 0
-        self._rests_until = 0.0
+        self._sent_until = 0.0  # when all of them have gone up, at the uplink's rate
+        self._failures, self._failed_at, self._rests_until = 0, -math.inf, -math.inf
         self._kept: KeptConnections | None = None
 
     @property
@@ -78,7 +85,8 @@ class Relay:
         if plan is None or not rows:
             return self._inference.answer(path, headers, body, reply)
         now = self._clock()
-        waiting = Waiting(self._rows_here / rows, self._bytes_out)
+        going_up = int(max(0.0, self._sent_until - now) * edge.link.uplink.bytes_per_second)
+        waiting = Waiting(self._rows_here / rows, min(self._bytes_out, going_up))
         by = self._by(edge, rows, len(body), waiting, now)
         request = _Request(path, headers, body, reply, rows, now, waiting, by)
         if by == "Edge":
@@ -93,8 +101,11 @@ class Relay:
             self._inference.cancel(pending, gone=gone)
             return
         pending.over = True
+        self._learn(pending, answered=False)
         if pending.by == "Edge":
             self._rows_here -= pending.rows
+        else:
+            self._worker.metrics.requests[RequestOutcome.CANCELLED].inc()
         if pending.inner is not None:
             self._inference.cancel(pending.inner, gone=gone)
         else:
@@ -112,7 +123,8 @@ class Relay:
     def _by(self, edge: Edge, rows: int, size: int, waiting: Waiting, now: float) -> By:
         known = self._ways.get(rows.bit_length(), Ways())
         by = known.by(size, waiting, edge.link.uplink)
-        if by == "Core" and (now < self._rests_until or not self._connections(edge).room):
+        again = self._failures and self._bytes_out  # one at a time tries whether it answers again
+        if by == "Core" and (now < self._rests_until or again or not self._connections(edge).room):
             return "Edge"
         return by
 
@@ -133,20 +145,23 @@ class Relay:
                 return
             request.over = True
             self._rows_here -= request.rows
-            if response.status == OK:
-                self._learn(request, "Edge")
+            if response.status == OK or response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._learn(request, answered=response.status == OK)
+            if request.malformed and response.status == OK:
+                self._rest(request)
             request.reply(response)
 
         request.inner = self._inference.answer(request.path, request.headers, request.body, answered)
 
-    def _learn(self, request: _Request, by: By) -> None:
+    def _learn(self, request: _Request, *, answered: bool) -> None:
+        """From the time until the answer, or until nobody waited for one any more."""
         edge = self._worker.edge
         if edge is not None:
-            size, known = len(request.body), request.rows.bit_length()
-            took = self._clock() - request.began
-            self._ways[known] = self._ways.get(known, Ways()).after(
-                by, took, size=size, waiting=request.waiting, uplink=edge.link.uplink
-            )
+            known = request.rows.bit_length()
+            ways = self._ways.get(known, Ways())
+            learn = ways.after if answered else ways.at_least
+            took, uplink = self._clock() - request.began, edge.link.uplink
+            self._ways[known] = learn(request.by, took, size=len(request.body), waiting=request.waiting, uplink=uplink)
 
     # --- by the core --------------------------------------------------------------------------------
 
@@ -161,23 +176,45 @@ class Relay:
         head = kept.head(_path(engine), named, length=size)
         most = REPLY_BYTES + request.rows * (ROW_BYTES + 64 * engine.task.width)
         self._bytes_out += size
+        uplink, ways = edge.link.uplink, self._ways.get(request.rows.bit_length(), Ways())
+        self._sent_until = max(self._sent_until, request.began) + size / uplink.bytes_per_second
+        expected = PATIENCE_FACTOR * ways.by_core(size, request.waiting, uplink)
+        patience = min(LONGEST_PATIENCE, max(SHORTEST_PATIENCE, expected))
 
         def done(answered: Answered | str) -> None:
             self._bytes_out -= size
+            answer = self._judged(request, answered, engine, edge)
             if not request.over:
-                self._came_back(request, answered, engine, edge)
+                self._came_back(request, answer)
 
-        kept.send(head + request.body, most=most, seconds=edge.link.patience, done=done)
+        kept.send(head + request.body, most=most, seconds=patience, done=done)
 
-    def _came_back(self, request: _Request, answered: Answered | str, engine: Engine, edge: Edge) -> None:
-        if isinstance(answered, str):
+    def _judged(self, request: _Request, answered: Answered | str, engine: Engine, edge: Edge) -> Answered | None:
+        """An answer of this core that is one; whether or not anybody waits for it, requests are handed on after it."""
+        if isinstance(answered, str) and not isinstance(answered, TooLarge):
             edge.link.lose(answered)
-        if isinstance(answered, str) or answered.status != OK or not _of(engine, answered):
-            self._rests_until = self._clock() + REST_SECONDS
+        if isinstance(answered, Answered) and answered.status == BAD_REQUEST:
+            request.malformed = True  # what the client sent, unless the edge can read it
+        elif isinstance(answered, str) or answered.status != OK or not _of(engine, answered):
+            self._rest(request)
+        else:
+            self._failures = self._failures if request.began < self._failed_at else 0
+            return answered
+        return None
+
+    def _rest(self, request: _Request) -> None:
+        """The core does not answer: others that were on their way by then do not fare better, and count as one."""
+        now = self._clock()
+        self._failures = max(1, min(MOST_FAILURES, self._failures + (request.began >= self._failed_at)))
+        self._failed_at = now
+        self._rests_until = now + REST_SECONDS * 2.0 ** (self._failures - 1)
+
+    def _came_back(self, request: _Request, answered: Answered | None) -> None:
+        self._learn(request, answered=answered is not None)
+        if answered is None:
             self._here(request)
             return
         request.over = True
-        self._learn(request, "Core")
         took, metrics = self._clock() - request.began, self._worker.metrics
         metrics.relayed.inc()
         metrics.core_bytes.inc(len(request.body))
@@ -221,4 +258,7 @@ def _rows(engine: Engine, path: str, headers: Headers, body: bytes | bytearray) 
         asked = orjson.loads(memoryview(body)[: int(length)])
     except orjson.JSONDecodeError:
         return 0
-    return rows if isinstance(asked, dict) and not asked.get("parameters") else 0
+    if not isinstance(asked, dict) or asked.get("parameters"):
+        return 0
+    outputs = asked.get("outputs") or ()
+    return rows if isinstance(outputs, list | tuple) and len(outputs) <= MOST_OUTPUTS else 0

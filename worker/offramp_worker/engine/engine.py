@@ -167,6 +167,7 @@ class Engine:
         stream: str = "",
         tier: str = "",
         max_disagreement: float = math.inf,
+        plan: str = "",
         wake: bool = True,
     ) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered or its time has run out.
@@ -176,7 +177,8 @@ class Engine:
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has
         reached; one that has reached none, or runs where no ramps are active, is answered when it is done. One of a
         ``tier`` that the plan in force does not serve takes no exits, nor does one where the budget of its tier, when
-        it runs, is above ``max_disagreement``. Without ``wake`` the caller promises to call :meth:`serve` soon.
+        it runs, is above ``max_disagreement``, or one for a ``plan`` other than that which runs it. Without ``wake``
+        the caller promises to call :meth:`serve` soon.
 
         Raises
         ------
@@ -202,6 +204,7 @@ class Engine:
             stream=stream,
             tier=tier,
             max_disagreement=max_disagreement,
+            plan=plan,
         )
         self.accounts.admitted(len(x))
         if self._followers is not None and self._followers.answers(ticket):

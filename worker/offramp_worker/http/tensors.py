@@ -71,6 +71,8 @@ class InferRequest:
     stream: str = ""
     tier: str = ""
     max_disagreement: float | None = None
+    #: Content hash of the only plan whose exits may answer; empty for whichever serves.
+    plan: str = ""
 
 
 def parse_request(

@@ -184,7 +184,7 @@ class Accounts:
 
     def judge_carried(self, batch: Batch, runtime: Runtime, reference: npt.NDArray[np.float32]) -> None:
         """Results-only: the output of every row is there, so each is compared at once."""
-        counted = np.array([ticket.counted for ticket, _ in batch.owners])
+        counted = np.array([ticket.counted_under(runtime) for ticket, _ in batch.owners])
         served = np.stack([ticket.labels[row] for ticket, row in batch.owners])
         draws = [ticket.draws[row] for ticket, row in batch.owners]
         differs = counted_errors(self._task.losses(served, self._task.answers(reference)), draws) & counted

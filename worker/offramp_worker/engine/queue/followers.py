@@ -79,9 +79,11 @@ class Followers:
         room = self._room() if counts else 0
         for ticket in done:
             followers = self._cache.finish(ticket, runtime)
-            if runtime.carry_on or not ticket.ran_under(runtime):
+            if runtime.carry_on or not ticket.ran_under(runtime) or not ticket.takes(runtime):
                 self._queue(followers)
                 continue
+            self._queue([f for f in followers if not f.takes(runtime)])
+            followers = [f for f in followers if f.takes(runtime)]
             if ticket.eased:
                 active = self._arms.active
                 strict = [f for f in followers if not may_have(f, runtime, active)]  # since a new document came

@@ -65,11 +65,11 @@ class Replies:
             is_drawn = counts and not batch.never_exit and ticket.draws[row] < runtime.audit_rate
             ticket.logits[row], ticket.labels[row] = scores[k], answers[k]
             ticket.exits[row], ticket.configs[row], ticket.arms[row] = exit_name, runtime.config, runtime.counter.arm
-            is_audited = ticket.counted and (is_drawn or runtime.judges_itself)
+            is_audited = ticket.counted_under(runtime) and (is_drawn or runtime.judges_itself)
             ticket.epochs[row], ticket.audited[row], ticket.due[row] = runtime.counter.epoch, is_audited, leave.due
             ticket.offline[row] = leave.offline
             latencies.append(now - ticket.admitted)
-            if ticket.counted and counts:
+            if ticket.counted_under(runtime) and counts:
                 counted.append(latencies[-1])
                 to_audit += is_audited and not ticket.tier  # audits of tiers are counted apart
                 eased += ticket.eased
@@ -90,7 +90,7 @@ class Replies:
                 left_at = "final" if leave.due else exit_name
                 self._accounts.count_replies(runtime, left_at, counted, drawn=to_audit, eased=eased)
             for i in drawn:
-                compare = batch.owners[i][0].counted and not runtime.judges_itself
+                compare = batch.owners[i][0].counted_under(runtime) and not runtime.judges_itself
                 self._audit(batch, runtime, i, compare=compare, record=True)
             if leave.reference is not None and runtime.judges_itself:
                 self._accounts.judge_carried(batch, runtime, leave.reference)
@@ -100,7 +100,9 @@ class Replies:
         """The rows not answered yet get an error; those that left before it keep their answers, and their audits."""
         done = []
         if runtime.judges_itself:
-            for i in (i for i in set(range(len(batch))) - progress.open_rows if batch.owners[i][0].counted):
+            for i in (
+                i for i in set(range(len(batch))) - progress.open_rows if batch.owners[i][0].counted_under(runtime)
+            ):
                 self._audit(batch, runtime, i, compare=True, record=False)
         for i in sorted(progress.open_rows):
             ticket, _ = batch.owners[i]
@@ -137,12 +139,12 @@ class Replies:
         now, to_audit = self._clock(), 0
         for i, (ticket, row) in zip(rows, owners, strict=True):
             if ticket.draws[row] < runtime.audit_rate:
-                to_audit += ticket.counted and not ticket.tier
-                compare = ticket.counted and not runtime.judges_itself
+                to_audit += ticket.counted_under(runtime) and not ticket.tier
+                compare = ticket.counted_under(runtime) and not runtime.judges_itself
                 audit = audit_of(ticket, row, batch.x[i].copy(), runtime, compare=compare, record=True)
                 unknown = np.full_like(audit.served, NO_ANSWER)
                 self._queue_audit(replace(audit, served=unknown, left=False, missed=True))
-        latencies = [now - ticket.admitted for ticket, _ in owners if ticket.counted]
+        latencies = [now - ticket.admitted for ticket, _ in owners if ticket.counted_under(runtime)]
         if latencies:
             self._accounts.count_replies(runtime, "final", latencies, drawn=to_audit)
 

@@ -106,11 +106,13 @@ class Ticket:
     firm: bool = False
     #: The largest budget that will do, whatever tier that is when the request runs; infinite where it names none.
     max_disagreement: float = math.inf
+    #: Content hash of the only plan whose exits may answer it; empty for whichever serves.
+    plan: str = ""
 
     @property
     def has_own_budget(self) -> bool:
         """Whether it asks for more than everybody gets."""
-        return bool(self.tier) or self.max_disagreement < math.inf
+        return bool(self.tier) or self.max_disagreement < math.inf or bool(self.plan)
 
     @property
     def counted(self) -> bool:
@@ -120,6 +122,14 @@ class Ticket:
         sample; nor would the others.
         """
         return not self.never_exit and self.deadline == math.inf
+
+    def counted_under(self, runtime: Runtime) -> bool:
+        """Whether they belong to those of the plan that answers: not where its exits may not."""
+        return self.counted and self.takes(runtime)
+
+    def takes(self, runtime: Runtime) -> bool:
+        """Whether the exits of this plan may answer it, if it has any."""
+        return runtime.exits_off or self.plan in ("", runtime.plan.content_hash)
 
     @property
     def outcome(self) -> RequestOutcome:
@@ -156,7 +166,9 @@ class Ticket:
 
     def may_leave_under(self, runtime: Runtime) -> bool:
         """Whether its rows may leave early at all."""
-        return runtime.lets_go(slice_name=self.slice_name, tier=self.tier, max_disagreement=self.max_disagreement)
+        return self.takes(runtime) and runtime.lets_go(
+            slice_name=self.slice_name, tier=self.tier, max_disagreement=self.max_disagreement
+        )
 
     def ran_under(self, runtime: Runtime) -> bool:
         """Whether this plan of this epoch answered every row, and none by a deadline."""
@@ -190,6 +202,7 @@ def new_ticket(
     stream: str = "",
     tier: str = "",
     max_disagreement: float = math.inf,
+    plan: str = "",
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
     n = len(x)
@@ -217,4 +230,5 @@ def new_ticket(
         tier="" if tier == DEFAULT_TIER else tier,
         firm=tier == DEFAULT_TIER,
         max_disagreement=max_disagreement,
+        plan=plan,
     )
