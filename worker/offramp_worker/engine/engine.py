@@ -176,9 +176,8 @@ class Engine:
 
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has
         reached; one that has reached none, or runs where no ramps are active, is answered when it is done. One of a
-        ``tier`` that the plan in force does not serve takes no exits, nor does one where the budget of its tier, when
-        it runs, is above ``max_disagreement``, or one for a ``plan`` other than that which runs it. Without ``wake``
-        the caller promises to call :meth:`serve` soon.
+        ``tier`` that the plan in force does not serve takes no exits, nor does one where, when it runs, the budget of
+        its tier is above ``max_disagreement`` or the plan not ``plan``. Without ``wake``, call :meth:`serve` soon.
 
         Raises
         ------
