@@ -89,6 +89,12 @@ def plan_of(service: Up, name: str) -> dict[str, Any]:
     return next((dict(o["spec"]) for o in service.objects("RampConfig") if o["metadata"]["name"] == name), {})
 
 
+def told(service: Any) -> set[str]:
+    """Reasons of all events so far."""
+    lines = (service.state / "events.jsonl").read_text().splitlines()
+    return {line["reason"] for line in map(msgspec.json.decode, lines)}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ramps_trained_on_live_traffic_are_canaried_promoted_and_save_more_within_the_budget(
@@ -127,11 +133,9 @@ def test_ramps_trained_on_live_traffic_are_canaried_promoted_and_save_more_withi
         assert left > before[1] / before[0]
         assert stream.failures == []
         assert stream.agreed / stream.answered >= 1 - BUDGET
+        tools.eventually(lambda: "Promoted" in told(service), what="the end of its rollout", seconds=120, state=seen)
     assert [folder.name for folder in (service.state / "ramp-sets").iterdir()] == [new.removeprefix("sha256:")]
-    reasons = {
-        line["reason"] for line in map(msgspec.json.decode, (service.state / "events.jsonl").read_text().splitlines())
-    }
-    assert {"TrainingStarted", "RampsTrained", "Promoted"} <= reasons
+    assert {"TrainingStarted", "RampsTrained", "Promoted"} <= told(service)
 
     # A restart: no input is left on the disk meanwhile, and workers load the set from the store before they serve.
     assert service.stop() == 0

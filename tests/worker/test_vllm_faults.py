@@ -21,11 +21,11 @@ from offramp_worker.generate.vllm import process as vllm_process
 from offramp_worker.generate.vllm.process import VllmProcess
 from offramp_worker.generate.vllm.stream import AnswerStream
 
+pytestmark = pytest.mark.slow  # each test starts processes
+
 PROGRAM = """
 import pathlib, socketserver, subprocess, sys, time
 from http.server import BaseHTTPRequestHandler
-
-pytestmark = pytest.mark.slow  # each test starts processes
 
 folder = pathlib.Path(__file__).parent
 engine = subprocess.Popen(["sleep", "600"])
