@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidArgumentError, PlanRefusedError
@@ -14,8 +14,10 @@ from offramp_core.protocol import ArmCounts, ArmPlan, Observations, PlanDocument
 from offramp_core.reasons import Reason
 from offramp_worker.engine.accounts.counters import Counters, RecordRing
 from offramp_worker.engine.arms.leases import Leases
+from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.remains import Remains
 from offramp_worker.plans.preparation import check_fits
+from offramp_worker.settings import Settings
 
 if TYPE_CHECKING:
     from offramp_worker.bundle.load import Bundle
@@ -23,7 +25,15 @@ if TYPE_CHECKING:
     from offramp_worker.worker import InferenceWorker
 
 
-def blank_state(worker: InferenceWorker) -> WorkerState:
+class Process(Protocol):
+    """A worker of any task."""
+
+    settings: Settings
+    boot_id: str
+    marker: CrashMarker
+
+
+def blank_state(worker: Process) -> WorkerState:
     """Of a worker that has no bundle yet."""
     return WorkerState(
         uid=worker.settings.uid,

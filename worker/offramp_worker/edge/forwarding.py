@@ -166,13 +166,11 @@ class Forwarding:
             return "Nothing"
         self._number += 1
         features = onward.features.nbytes if self._can_send(runtime, onward) else None
-        rest, decide = (
-            Rest(rows * size, features, saved, here),
-            partial(sent, residue=self._residue, number=self._number),
-        )
-        way = decide(rest, self._link.uplink)
+        rest = Rest(rows * size, features, saved, here)
+        decide = partial(sent, uplink=self._link.uplink, residue=self._residue, number=self._number)
+        way = decide(rest)
         if way == "Features" and onward.ramp is not None and not self._proof.holds(runtime, onward.ramp):
-            return decide(replace(rest, features_bytes=None), self._link.uplink)
+            return decide(replace(rest, features_bytes=None))
         return way
 
     def _can_send(self, runtime: Runtime, onward: Onward) -> bool:

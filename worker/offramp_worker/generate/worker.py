@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
@@ -28,7 +29,7 @@ from offramp_worker.logs import log_event
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
-from offramp_worker.reporting import owes_audits
+from offramp_worker.reporting import blank_state, owes_audits
 from offramp_worker.settings import Settings
 
 Phase = Literal["loading", "serving", "broken", "draining"]
@@ -244,26 +245,12 @@ class GenerationWorker:
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``; see :class:`offramp_core.protocol.WorkerState`."""
-        bundle, arms, settings = self.bundle, self.arms, self.settings
+        bundle, arms = self.bundle, self.arms
         if bundle is None or arms is None:
-            return WorkerState(
-                uid=settings.uid,
-                boot_id=self.boot_id,
-                service_uid=settings.service_uid,
-                model="",
-                ready=False,
-                backbone_digest="",
-                ramp_set_digest="",
-                ramps=(),
-                costs={},
-                crashed_epoch=self.marker.crashed_epoch,
-                message=self._reason if self.phase == "broken" else "",
-            )
+            return replace(blank_state(self), message=self._reason if self.phase == "broken" else "")
         active = arms.active
-        return WorkerState(
-            uid=settings.uid,
-            boot_id=self.boot_id,
-            service_uid=settings.service_uid,
+        return replace(
+            blank_state(self),
             model=bundle.name,
             ready=self.ready,
             backbone_digest=bundle.digest,
@@ -276,7 +263,6 @@ class GenerationWorker:
             canary_hash=active.canary.plan.content_hash if active.canary and not arms.canary_lease_ended else "",
             refused=self.plans.refused if self.plans else None,
             breaker_open=arms.breaker_open,
-            crashed_epoch=self.marker.crashed_epoch,
             message=self._describe(arms) if self.ready else "",
             suspicion=arms.suspicion,
             failing=self.failing,

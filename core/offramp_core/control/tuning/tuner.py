@@ -373,6 +373,7 @@ def _used_through(view: TunerView) -> float | None:
 
 def _request(view: TunerView, store: RecordStore) -> TuningRequest:
     spec = view.snapshot.service.spec
+    scene_rows = records_for_slight_scenes(store.records, budget=spec.max_disagreement)
     return TuningRequest(
         max_disagreement=spec.max_disagreement,
         delta=1 - spec.confidence,
@@ -394,8 +395,8 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         tiers=_tiers_to_certify(view, store),
         menu_is_new=menu_is_new(view) and not view.stable.plan.exits_off,
         computed_again=_at_edge(view),
-        scene_rows=records_for_slight_scenes(store.records, budget=spec.max_disagreement),
-        wary=_kept(view) < records_for_slight_scenes(store.records, budget=spec.max_disagreement),
+        scene_rows=scene_rows,
+        wary=_kept(view) < scene_rows,
     )
 
 
