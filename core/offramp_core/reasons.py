@@ -70,6 +70,7 @@ class Reason(StrEnum):
     INVALID_IMAGE_NAME = "InvalidImageName", BAD, "worker", "As ImagePullBackOff: what is named is no image reference.", "correct `spec.model.uri` or `spec.worker.image`"
     DISK_FULL = "DiskFull", BAD, "worker fetch", "A node has no disk space left: for the image, for the worker, or so little that it evicted the pod.", "free space on the node that the message names, or add one"
     EVICTED = "Evicted", BAD, "kubelet", "The node ended the pod because it ran out of something, most often memory.", "set `spec.worker.resources.requests` to what a worker uses"
+    REJECTED_BY_NODE = "RejectedByNode", BAD, "worker event", "The kubelet of a node does not admit a pod that was placed there: its device plugin refuses what the pod asks for, or what it was promised is taken or gone. After three such pods fewer are made, with pauses that double up to ten minutes.", "do what the message says, which has the node, the device and the kubelet's words; a changed spec is tried at once"
     FAILED = "Failed", BAD, "worker", "The pod ended and will not be started again; its replacement is on the way.", "read the node's message"
     QUOTA_EXCEEDED = "QuotaExceeded", BAD, "worker", "The namespace's quota is used up, or asks workers to say what they use.", "raise the quota, free some of it, or lower `spec.worker.resources` or `spec.replicas`"
     LIMIT_RANGE = "LimitRange", BAD, "worker", "The namespace's LimitRange refuses what a worker asks for.", "change `spec.worker.resources` to what the message allows"

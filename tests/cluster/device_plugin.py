@@ -65,10 +65,12 @@ AllocateRequest, AllocateResponse = _message("AllocateRequest"), _message("Alloc
 
 class DevicePlugin:
     """Advertises ``devices``, healthy ones at first, as ``resource`` of the node whose kubelet has its sockets in
-    ``folder``. ``allocated`` are the ids that containers were given, one after another."""
+    ``folder``. ``allocated`` are the ids that containers were given, one after another; while it ``refuses`` with some
+    words, none."""
 
     def __init__(self, folder: Path, resource: str, *devices: str) -> None:
         self.allocated: list[str] = []
+        self.refuses = ""
         self._resource = resource
         self._health = dict.fromkeys(devices, True)
         self._changes, self._changed, self._ended = 0, threading.Condition(), False
@@ -139,6 +141,8 @@ class DevicePlugin:
             yield ListAndWatchResponse(devices=now)
 
     def _allocate(self, request: Any, context: grpc.ServicerContext) -> Any:
+        if self.refuses:
+            context.abort(grpc.StatusCode.UNKNOWN, self.refuses)
         response = AllocateResponse()
         for container in request.container_requests:
             self.allocated += container.devices_ids

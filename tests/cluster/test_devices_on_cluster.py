@@ -16,6 +16,7 @@ from kube import ROOT, Namespace, infer, manifest, ready, run, says
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
+MOST_IN_VAIN = 20  # pods that are made before the operator has seen three of them end
 GPU, MIG, NO_MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"
 
 
@@ -130,10 +131,19 @@ def test_a_service_gets_the_only_gpu_keeps_it_through_an_update_and_serves_when_
     assert ready(namespace) and infer(namespace) == ["200"]
 
 
-def test_a_profile_that_no_node_offers_is_told_while_the_worker_on_another_one_serves(
+def test_a_device_that_is_refused_and_a_profile_that_no_node_offers_are_told_while_what_serves_goes_on(
     namespace: Namespace, mig: DevicePlugin, good: str
 ) -> None:
+    mig.refuses = "no slices today"
     namespace.apply(service(good, worker={"limits": {MIG: "1"}}))
+    where = f"node {node()['metadata']['name']} rejected tiny-"
+    told = says(namespace, "tiny", "Ready", where, MIG, "no slices today", "so the next one is made at")
+    print(namespace.eventually("the refusal to be told", told))
+    assert namespace.condition("tiny", "Ready")["reason"] == "RejectedByNode"
+    in_vain = ("pods", "-n", namespace.name, "--field-selector", "status.phase=Failed")
+    assert len(run("kubectl", "get", *in_vain, "-o", "name").split()) <= MOST_IN_VAIN
+    mig.refuses = ""
+    run("kubectl", "delete", *in_vain)
     namespace.eventually("the service to be ready", lambda: ready(namespace))
     assert mig.allocated == ["MIG-0"]
     namespace.apply(service(good, worker={"limits": {NO_MIG: "1"}}, updatePolicy={"surgeDeadline": "5s"}))

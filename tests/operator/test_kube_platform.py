@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -57,11 +58,13 @@ from offramp_operator.kube.kinds import (
     SERVICE,
     WATCHED,
     Object,
+    name_of,
 )
 from offramp_operator.kube.manifests import OperatorPods, WorkerSettings
 from offramp_operator.kube.platform.children import NameTakenError
 from offramp_operator.kube.platform.fleet import SCALER_GONE_SECONDS
 from offramp_operator.kube.platform.service_platform import KubePlatform
+from offramp_operator.kube.platform.templates import template_mark
 from offramp_operator.kube.watch import Feed
 from offramp_operator.shell.platform import ConflictError, ServiceKey
 from offramp_operator.shell.signing import SigningKey
@@ -801,6 +804,54 @@ def test_pods_are_counted_by_owner_and_not_by_label(world: Any, tools: Any) -> N
     tools.run(story())
 
 
+def test_rejected_pods_are_asked_for_again_after_a_pause_and_those_that_serve_stay(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(replicas=2) as w:
+            await w.ensure()
+            first = await w.live(DEPLOYMENT)
+            serves = await _make_replica_set(w, first, "digits-1")
+            await _make_pod(w, first, "serves", owner=serves)
+            await _reject(w, first, serves)
+            await w.look()
+            found = {worker.name: worker for worker in (await w.gathered()).workers}
+            assert found["serves"].ready and found["digits-1-2"].failure_reason == "RejectedByNode"
+            assert "no such share" in found["digits-1-2"].failure
+            await w.ensure()
+            assert await _replicas(w) == 1
+            w.time += 11.0
+            await w.ensure()
+            assert await _replicas(w) == 2
+
+            answer = w.api.merge(await w.live(SERVICE), {"spec": {"worker": {"env": [{"name": "A", "value": "b"}]}}})
+            assert answer.status_code == 200
+            await w.look()
+            await w.ensure()
+            second = await w.live(DEPLOYMENT)
+            assert _mark(second) != _mark(first)
+            await _reject(w, second, await _make_replica_set(w, second, "digits-2"))
+            await w.look()
+            await w.ensure()
+            held = await w.live(DEPLOYMENT)
+            assert (_mark(held), held["spec"]["replicas"]) == (_mark(first), 2)
+            w.time += 11.0
+            await w.ensure()
+            assert _mark(await w.live(DEPLOYMENT)) == _mark(second)
+
+    tools.run(story())
+
+
+async def _reject(w: World, deployment: Object, replica_set: Object) -> None:
+    """Three pods that the kubelet did not admit, just now."""
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no such share"}
+    for number in range(3):
+        pod = await _make_pod(w, deployment, f"{name_of(replica_set)}-{number}", owner=replica_set, **status)
+        w.time = datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+
+
+def _mark(deployment: Object) -> str | None:
+    return template_mark(deployment["spec"])
+
+
 async def _make_replica_set(w: World, deployment: Object, name: str) -> Object:
     template = deployment["spec"]["template"]
     body = {
@@ -818,7 +869,7 @@ async def _make_replica_set(w: World, deployment: Object, name: str) -> Object:
     return await w.client.create(REPLICA_SET, body)
 
 
-async def _make_pod(w: World, deployment: Object, name: str, *, owner: Object | None) -> Object:
+async def _make_pod(w: World, deployment: Object, name: str, *, owner: Object | None, **status: Any) -> Object:
     template = deployment["spec"]["template"]
     body = {
         "apiVersion": "v1",
@@ -828,13 +879,13 @@ async def _make_pod(w: World, deployment: Object, name: str, *, owner: Object | 
         "spec": template["spec"],
     }
     created = await w.client.create(POD, body)
-    status = {
+    serves = {
         "phase": "Running",
         "podIP": "10.0.0.9",
         "podIPs": [{"ip": "10.0.0.9"}],
         "conditions": [{"type": "Ready", "status": "True"}],
     }
-    answer = w.api.merge(created, {"status": status}, subresource="status")
+    answer = w.api.merge(created, {"status": status or serves}, subresource="status")
     assert answer.status_code == 200, answer.text
     return created
 

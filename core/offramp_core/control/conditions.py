@@ -87,8 +87,9 @@ class Facts:
 
     @property
     def failure(self) -> tuple[MaybeReason, str]:
-        """(reason, message) of the first worker that cannot run, or empty."""
-        for worker in self.workers:
+        """(reason, message) of the first worker that cannot run, or empty. One that merely waits comes after those that
+        nodes rejected."""
+        for worker in sorted(self.workers, key=lambda w: w.endpoint.failure_reason != Reason.REJECTED_BY_NODE):
             reason, message = worker.trouble
             if reason:
                 return reason, f"{worker.endpoint.name}: {message}"

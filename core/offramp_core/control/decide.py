@@ -19,6 +19,7 @@ from offramp_core.control.tuning.proposals import audited, concluded, proposed, 
 from offramp_core.control.tuning.retraining import TrainingView, train_or_wait
 from offramp_core.control.workers.absent import without_workers
 from offramp_core.control.workers.recreate import interruption, recreated, recreates
+from offramp_core.control.workers.rejected import rejection_events
 from offramp_core.control.workers.update import Update, UpdateView, next_update
 from offramp_core.control.workers.versions import Version, VersionView, next_version
 from offramp_core.reasons import ConditionType, Reason
@@ -37,7 +38,7 @@ def decide(snapshot: Snapshot, now: float) -> Decision:
     version, trial = _version(snapshot, now), tuple(w for w in snapshot.workers if w.endpoint.trial)
     snapshot = snapshot.with_workers(tuple(w for w in snapshot.workers if not w.endpoint.trial))
     update = _update(snapshot, now)
-    events = (*_update_events(snapshot.service, update), *version.events)
+    events = (*_update_events(snapshot.service, update), *version.events, *rejection_events(snapshot))
     under_way = any(not r.status.finished and r.status.phase != "Pending" for r in snapshot.gathered.rollouts)
     served = served_by(snapshot.workers, snapshot.gathered.published, rollout_under_way=under_way)
     lease = CANARY_LEASE_SECONDS

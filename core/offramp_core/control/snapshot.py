@@ -47,7 +47,8 @@ class WorkerEndpoint:
     memory, None where the platform hands out nothing; ``unhealthy`` says which of them the platform reports as that.
     ``node`` is the machine that it runs on, where the platform has several. ``loads_in`` says that the bundle is out of
     memory until a request comes, and how many seconds the last load took (0 before there was one). ``startup`` is None
-    where the platform does not tell how long it took.
+    where the platform does not tell how long it took. ``held_until`` is when the next one is asked for, where this one
+    stands for those that nodes rejected.
     """
 
     name: str
@@ -69,6 +70,7 @@ class WorkerEndpoint:
     node: str = ""
     loads_in: float | None = None
     startup: StartUp | None = None
+    held_until: float | None = None
 
     @property
     def finds_no_place(self) -> bool:

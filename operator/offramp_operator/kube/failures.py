@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from offramp_core.reasons import AnyReason, MaybeReason, Reason, parse_reason
-from offramp_operator.kube.devices import shortage
+from offramp_operator.kube.devices import requested, shortage
 from offramp_operator.kube.kinds import Object, name_of
 from offramp_operator.kube.manifests import CONTAINER, FETCH_CONTAINER
 
@@ -31,6 +31,7 @@ IMAGE_REASONS = {
     Reason.IMAGE_INSPECT_ERROR,
     Reason.INVALID_IMAGE_NAME,
 }
+BY_KUBELET = "Pod was rejected: "  # whatever its reason (the kubelet's ``rejectPod``)
 NO_SPACE = "no space left on device"
 
 
@@ -293,6 +294,12 @@ def failure(pod: Object, *, now: datetime | None = None) -> tuple[MaybeReason, s
     return _unprepared(pod, now) if scheduled else _without_claim(pod, now)
 
 
+def was_rejected(pod: Object) -> bool:
+    """Whether the kubelet did not admit the pod to its node."""
+    status = pod.get("status") or {}
+    return status.get("phase") == "Failed" and str(status.get("message") or "").startswith(BY_KUBELET)
+
+
 def creation_failure(message: str, *, reason: AnyReason) -> tuple[AnyReason, str]:
     """(reason, sentence) of what keeps pods from being created at all: a quota, a limit, an admission rule."""
     return _first(CREATION, message, reason) or (
@@ -349,6 +356,12 @@ def _ended(pod: Object) -> tuple[AnyReason, str]:
     status = pod["status"]
     reason, message = reason_of(status, Reason.FAILED), str(status.get("message") or "")
     found = _first(EVICTIONS, message, reason, node=_node(pod), pod=name_of(pod))
+    if found is None and was_rejected(pod):
+        devices = " and ".join(requested(pod))
+        what = f"{name_of(pod)}, which asks for {devices}," if devices else name_of(pod)
+        words = one_line(message.removeprefix(BY_KUBELET))
+        see = "that node's device plugin, and what it takes" if devices else "what that node takes"
+        found = reason, shortened(f"{_node(pod)} rejected {what} as {reason} ({words}); see {see}")
     detail = f" ({one_line(message)})" if message else ""
     return found or (reason, shortened(f"{name_of(pod)} ended as {reason}{detail}; a replacement is started by itself"))
 

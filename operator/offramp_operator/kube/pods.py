@@ -16,7 +16,7 @@ from offramp_core.control.objects import StartUpTimes
 from offramp_core.control.snapshot import StartUp, WorkerEndpoint
 from offramp_core.reasons import MaybeReason, Reason
 from offramp_operator.kube.devices import requested, shortage, unhealthy
-from offramp_operator.kube.failures import condition, containers, creation_failure, failure, reason_of
+from offramp_operator.kube.failures import condition, containers, creation_failure, failure, reason_of, was_rejected
 from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, owner_of, uid_of
 from offramp_operator.kube.manifests import ADMIN_PORT, CONTAINER
 
@@ -59,7 +59,7 @@ def endpoints(
     found = []
     for replica_set in replica_sets:
         own = list(pods.get(uid_of(replica_set), ()))
-        ended = [pod for pod in own if _phase(pod) == "Failed"]
+        ended = [pod for pod in own if _phase(pod) == "Failed" and not was_rejected(pod)]  # those tell it themselves
         found += [
             endpoint(
                 pod, current=replica_set is newest and template is not None and _template(pod) == template, ended=ended

@@ -13,6 +13,7 @@ from offramp_core.reasons import AnyReason, Reason
 from offramp_operator.kube import manifests, pods
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import DEPLOYMENT, POD, REPLICA_SET, Object, name_of, uid_of
+from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates
 from offramp_operator.kube.pools import in_pools, in_words_of
@@ -25,9 +26,12 @@ SCALER_GONE_SECONDS = 60.0  # a user's autoscaler that is replaced must not cost
 class FleetReader:
     """Reads from the cache; writes nothing."""
 
-    def __init__(self, cache: ObjectCache, templates: Templates, *, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, cache: ObjectCache, templates: Templates, holds: Holds, *, monotonic: Callable[[], float]
+    ) -> None:
         self._cache = cache
         self._templates = templates
+        self._holds = holds
         self._monotonic = monotonic
 
     def endpoints(self, service: Service, memory: Memory) -> tuple[WorkerEndpoint, ...]:
@@ -41,6 +45,8 @@ class FleetReader:
             of = service if trial else made.get(name_of(deployment))
             template = None if of is None else self._templates.wanted(of, memory, trial=trial)
             seen = self._of(deployment, template)
+            if of is not None and (rejected := self._rejected(service, of, deployment, memory)) is not None:
+                seen = (*seen, rejected)
             found += tuple(replace(endpoint, trial=True) for endpoint in seen) if trial else _of_pool(service, of, seen)
         problem = _problem(service, memory)
         return found if problem is None else (*found, problem)
@@ -49,6 +55,15 @@ class FleetReader:
         replica_sets = self._cache.owned(REPLICA_SET, uid_of(deployment))
         by_owner = {uid_of(rs): self._cache.owned(POD, uid_of(rs)) for rs in replica_sets}
         return pods.endpoints(deployment, replica_sets, by_owner, template=template)
+
+    def _rejected(self, service: Service, of: Service, deployment: Object, memory: Memory) -> WorkerEndpoint | None:
+        """What stands for pods that nodes rejected. ``of`` is what the Deployment is made of."""
+        trial = name_of(deployment) == manifests.trial_name(service.name)
+        template = self._templates.wanted(of, memory, trial=trial)
+        decides, _, split = self.split(service, memory)
+        wanted = split.n_trial if trial else of.spec.replicas if service.spec.pools else split.n_main
+        holds = trial or bool(service.spec.pools) or decides is None
+        return self._holds.endpoint(deployment, template, wanted=wanted, holds=holds)
 
     def scalers(self, service: Service) -> Scalers:
         return scalers(service, self._cache.autoscalers(service.namespace, service.name))

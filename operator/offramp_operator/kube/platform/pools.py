@@ -14,6 +14,7 @@ from offramp_operator.kube.kinds import DEPLOYMENT, POD, REPLICA_SET, Object, na
 from offramp_operator.kube.platform.children import Children, NameTakenError, check_owner
 from offramp_operator.kube.platform.gateway import GatewayRoutes
 from offramp_operator.kube.platform.handover import left_over, must_stay
+from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
 from offramp_operator.kube.pods import endpoints
@@ -34,6 +35,7 @@ class Pools:
         children: Children,
         templates: Templates,
         routes: GatewayRoutes,
+        holds: Holds,
         *,
         monotonic: Callable[[], float],
     ) -> None:
@@ -41,6 +43,7 @@ class Pools:
         self._children = children
         self._templates = templates
         self._routes = routes
+        self._holds = holds
         self._monotonic = monotonic
 
     async def ensure(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
@@ -64,6 +67,7 @@ class Pools:
                 replicas=n,
                 strategy=strategy_in_force(each, service.spec.replicas),
             )
+            await self._holds.hold(known, body)
             kept = memory.kept.get(each.spec.in_pool)
             if kept is not None and template_mark(body["spec"]) != kept:
                 continue

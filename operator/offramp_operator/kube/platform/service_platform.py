@@ -21,6 +21,7 @@ from offramp_operator.kube.platform.classes import Classes
 from offramp_operator.kube.platform.events import EventPoster
 from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.gateway import GatewayRoutes
+from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.platform.memory import Memories, Memory
 from offramp_operator.kube.platform.plan_store import PlanStore
 from offramp_operator.kube.platform.shares import ClassShares
@@ -70,11 +71,11 @@ class KubePlatform:
         self._classes = Classes(cache)
         self._shares = ClassShares(cache, shards=shards)
         self._templates = Templates(cache, workers, self._turns)
-        self._fleet = FleetReader(cache, self._templates, monotonic=monotonic)
+        holds = Holds(client, cache, clock=clock)
+        self._fleet = FleetReader(cache, self._templates, holds, monotonic=monotonic)
         self._routes = GatewayRoutes(cache, children, monotonic=monotonic)
         self._trainings = Trainings(client, cache, children, clock=clock)
         self._workers = Workers(
-            client,
             cache,
             children,
             settings=workers,
@@ -82,6 +83,7 @@ class KubePlatform:
             fleet=self._fleet,
             routes=self._routes,
             trainings=self._trainings,
+            holds=holds,
             monotonic=monotonic,
         )
         self._statuses = Statuses(client, cache, children, self._memories, clock=clock)

@@ -13,7 +13,7 @@ from offramp_core.errors import InvalidSpecError
 from offramp_core.reasons import AnyReason, Reason, parse_reason
 from offramp_operator.kube import manifests
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import ApiError, InvalidObjectError, KubeClient
+from offramp_operator.kube.client import ApiError, InvalidObjectError
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
     CONFIG_MAP,
@@ -21,16 +21,14 @@ from offramp_operator.kube.kinds import (
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
     NETWORK_SERVICE,
-    REPLICA_SET,
     Object,
     name_of,
-    namespace_of,
-    uid_of,
 )
 from offramp_operator.kube.platform import memory as memories
 from offramp_operator.kube.platform.children import Children, NameTakenError, check_owner
 from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.gateway import GatewayRoutes
+from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.platform.memory import Memory, Problem, key_of
 from offramp_operator.kube.platform.pools import Pools, on_probation
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
@@ -50,7 +48,6 @@ class Workers:
 
     def __init__(
         self,
-        client: KubeClient,
         cache: ObjectCache,
         children: Children,
         *,
@@ -59,9 +56,9 @@ class Workers:
         fleet: FleetReader,
         routes: GatewayRoutes,
         trainings: Trainings,
+        holds: Holds,
         monotonic: Callable[[], float],
     ) -> None:
-        self._client = client
         self._cache = cache
         self._children = children
         self._settings = settings
@@ -69,8 +66,9 @@ class Workers:
         self._fleet = fleet
         self._routes = routes
         self._trainings = trainings
+        self._holds = holds
         self._monotonic = monotonic
-        self._pools = Pools(cache, children, templates, routes, monotonic=monotonic)
+        self._pools = Pools(cache, children, templates, routes, holds, monotonic=monotonic)
 
     async def ensure(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
         """Apply Deployment, Service, PodDisruptionBudget, NetworkPolicy and autoscaler."""
@@ -145,6 +143,7 @@ class Workers:
         if service.spec.may_move and service.proven_digest is None:
             n = min(n, max(1, replicas_of(live)))
         body = manifests.deployment(service, identity, self._templates.settings(memory), replicas=n, trial=True)
+        await self._holds.hold(live, body)
         await self._children.ensure(memory, DEPLOYMENT, body)
 
     async def _ensure_scaled(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
@@ -171,6 +170,7 @@ class Workers:
         if kept is not None and template_mark(body["spec"]) != kept:
             return  # more than the image differs, such as what another release makes of a spec
         await self._bring_back(memory, service, live, body)
+        await self._holds.hold(live, body)
         changes = live is not None and changes_pods(live, body)
         if live is not None and changes and on_probation(live):
             return
@@ -192,20 +192,10 @@ class Workers:
             memory.earlier = None
             return
         if memory.earlier is None or memory.earlier[0] != wanted:
-            memory.earlier = await self._earlier_pods(live, wanted)
+            earlier = await self._holds.earlier_pods(live, wanted)
+            memory.earlier = None if earlier is None else (wanted, earlier)
         if memory.earlier is not None:
             body["spec"]["template"] = memory.earlier[1]
-
-    async def _earlier_pods(self, deployment: Object, wanted: str) -> tuple[str, Object] | None:
-        for known in self._cache.owned(REPLICA_SET, uid_of(deployment)):
-            found = await self._client.get(REPLICA_SET, namespace_of(known), name_of(known))
-            if found is not None and template_mark(found["spec"]) == wanted:
-                return wanted, manifests.pods_of(found)
-        what = (
-            f"{namespace_of(deployment)}/{name_of(deployment)}: no ReplicaSet has the pods {wanted} that served before"
-        )
-        log_event("earlier-pods-gone", what, level=logging.WARNING)
-        return None
 
     def _remember(self, memory: Memory, service: Service, reason: AnyReason, message: str) -> None:
         if memory.problem is None or memory.problem.message != message:

@@ -24,13 +24,16 @@ from offramp_operator.kube.kinds import (
     POD,
     WORKER_POOL,
     Object,
+    name_of,
     uid_of,
 )
 from offramp_operator.kube.managed import ObjectKey
 from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.platform.children import Children, NameTakenError, version_text
 from offramp_operator.kube.platform.classes import Classes
+from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.platform.memory import Memory
+from offramp_operator.kube.platform.templates import template_mark
 from offramp_operator.kube.shared import manifests
 from offramp_operator.kube.shared.calls import Calls
 from offramp_operator.kube.shared.holders import pods_of
@@ -89,7 +92,7 @@ class PoolReconciler:
     ) -> None:
         self._client, self._cache, self._key, self._settings = client, cache, key, workers
         self._children, self._classes, self._calls = Children(client, cache), Classes(cache), calls
-        self._clock, self._monotonic = clock, monotonic
+        self._holds, self._clock, self._monotonic = Holds(client, cache, clock=clock), clock, monotonic
         self._known: dict[ObjectKey, _Known] = {}
 
     async def reconcile(self, key: ObjectKey) -> float | None:
@@ -203,12 +206,15 @@ class PoolReconciler:
                 await self._children.ensure(memory, NETWORK_POLICY, policy)
             await self._children.ensure(memory, DISRUPTION_BUDGET, manifests.disruption_budget(made))
             body = manifests.deployment(made, identity, settings, replicas=replicas)
+            asked, live = template_mark(body["spec"]), self._cache.get(DEPLOYMENT, pool.namespace, name_of(body))
+            await self._holds.hold(live, body)
             await self._children.ensure(memory, DEPLOYMENT, body)
+            rejected = None if live is None else self._holds.endpoint(live, asked, wanted=replicas)
         except NameTakenError as error:
             return _not_ready(Reason.NAME_TAKEN, str(error))
         except ApiError as error:
             return _not_ready(Reason.REFUSED, error.message)
-        return None
+        return None if rejected is None else _not_ready(Reason.REJECTED_BY_NODE, f"{rejected.name}: {rejected.failure}")
 
     async def _write(self, obj: Object, status: SharedPoolStatus) -> None:
         if status_from_manifest(SharedPoolStatus, obj) == status:

@@ -1,0 +1,122 @@
+"""Pods that the kubelet rejects at admission, as Kubernetes 1.36 leaves them behind (``rejectPod``)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from offramp_core.control.snapshot import WorkerEndpoint
+from offramp_operator.kube.failures import failure
+from offramp_operator.kube.kinds import POD, TEMPLATE_ANNOTATION, Object
+from offramp_operator.kube.pods import endpoints
+from offramp_operator.kube.rejected import Rejections, rejections
+from offramp_operator.kube.trim import trim
+
+GPU = "nvidia.com/gpu"
+OLD, NEW = "1111", "2222"
+NOON = datetime(2026, 11, 27, 12, tzinfo=UTC).timestamp()
+REFUSED = (
+    "Pod was rejected: Allocate failed due to rpc error: code = Unknown desc = no device of that kind today, which is "
+    "unexpected"
+)
+
+
+def pod(name: str, *, template: str = NEW, **status: Any) -> Object:
+    """As the operator keeps it."""
+    meta = {"name": name, "namespace": "a", "uid": f"uid-{name}", "resourceVersion": "1"}
+    meta |= {"creationTimestamp": "2026-11-27T11:00:00Z", "annotations": {TEMPLATE_ANNOTATION: template}}
+    worker = {"name": "worker", "image": "w", "resources": {"limits": {GPU: "2"}}}
+    return trim(POD, {"metadata": meta, "spec": {"nodeName": "n1", "containers": [worker]}, "status": status})
+
+
+def rejected(name: str, *, second: int = 0, message: str = REFUSED, template: str = NEW) -> Object:
+    start = f"2026-11-27T12:00:{second:02d}Z"
+    reason = "UnexpectedAdmissionError"
+    return pod(name, template=template, phase="Failed", reason=reason, message=message, startTime=start)
+
+
+def serving(name: str, *, template: str = NEW) -> Object:
+    return pod(name, template=template, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+
+
+WAITING = pod("waits", phase="Pending")
+ROW = tuple(rejected(f"w-{number}", second=number) for number in range(3))
+
+
+def found(*pods: Object) -> Rejections:
+    seen = rejections(pods, template=NEW)
+    assert seen is not None
+    return seen
+
+
+def told(seen: Rejections, *, wanted: int = 1, seconds: float = 3.0) -> WorkerEndpoint | None:
+    now = NOON + seconds
+    return seen.endpoint(wanted=wanted, held=seen.holds(now), now=now)
+
+
+def test_a_rejected_pod_names_its_node_its_device_the_kubelets_words_and_the_next_step() -> None:
+    assert failure(rejected("w-0")) == (
+        "UnexpectedAdmissionError",
+        f"node n1 rejected w-0, which asks for {GPU}, as UnexpectedAdmissionError (Allocate failed due to rpc error: "
+        "code = Unknown desc = no device of that kind today, which is unexpected); see that node's device plugin, and "
+        "what it takes",
+    )
+
+
+def test_a_cause_that_is_known_is_told_with_the_kubelets_words_and_when_the_next_pod_is_made() -> None:
+    words = f"request for '{GPU}: 2' too large: maximum request size for shared resources is 1"
+    pods = (rejected(f"w-{n}", second=n, message=f"Pod was rejected: {words}") for n in range(3))
+    worker = told(found(*pods))
+    assert worker is not None and (worker.name, worker.failure_reason) == ("w-2", "RejectedByNode")
+    assert worker.failure == (
+        "node n1 refused w-2, since its device plugin gives a worker no more than one share of a GPU as "
+        f"{GPU}; ask for 1 in resources.limits of spec.worker or of the WorkerClass, or for whole GPUs on other nodes "
+        f"(the kubelet: {words}); 3 pods were rejected, so the next one is made at 2026-11-27T12:00:12Z, or as soon as "
+        "the spec changes or these pods are deleted"
+    )
+
+
+def test_one_or_two_are_told_and_hold_nothing_up() -> None:
+    worker = told(found(*ROW[:2]))
+    assert worker is not None and worker.held_until is None and "the next one" not in worker.failure
+
+
+@pytest.mark.parametrize(
+    ("pods", "wanted", "is_told"),
+    [
+        ((*ROW, WAITING), 1, True),
+        ((*ROW, serving("a")), 2, True),
+        ((*ROW, serving("a")), 1, False),
+        ((*ROW, serving("a", template=OLD)), 1, True),
+    ],
+    ids=["one waits", "another one serves", "as many as wanted", "only those of before serve"],
+)
+def test_they_are_told_as_long_as_nodes_have_taken_too_few(
+    pods: tuple[Object, ...], wanted: int, is_told: bool
+) -> None:
+    assert (told(found(*pods), wanted=wanted) is not None) is is_told
+
+
+def test_a_pod_that_waits_does_not_tell_what_others_were_rejected_for() -> None:
+    replica_set = {"metadata": {"name": "rs", "uid": "rs"}}
+    deployment = {"metadata": {"name": "digits", "uid": "d"}}
+    (worker,) = endpoints(deployment, [replica_set], {"rs": [*ROW, WAITING]}, template=NEW)
+    assert (worker.name, worker.failure) == ("waits", "")
+
+
+def test_the_next_one_is_made_after_the_pause_and_then_tells_of_itself() -> None:
+    seen = found(*ROW)
+    assert [seen.holds(NOON + seconds) for seconds in (2.0, 11.0, 12.0)] == [True, True, False]
+    assert told(seen, seconds=30.0) is not None and told(seen, seconds=80.0) is None
+
+
+def test_pods_of_another_spec_hold_nothing_up() -> None:
+    assert rejections((rejected("w", template=OLD), serving("a")), template=NEW) is None
+
+
+def test_nothing_is_held_up_where_that_would_take_pods_that_serve() -> None:
+    both = found(*ROW, serving("a"), serving("b", template=OLD))
+    assert not both.holds(NOON + 3.0)
+    assert found(*ROW, serving("b", template=OLD)).holds(NOON + 3.0)
