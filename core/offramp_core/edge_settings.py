@@ -90,12 +90,17 @@ def _shown(text: str) -> str:
     return f"{f'{parts.hostname}{port}'!r} with a user, query or fragment" if plain else "no address"
 
 
+def bytes_per_second(text: str) -> float:
+    """What a rate such as ``10Mbit`` is; 0 for a text that is none."""
+    found = RATE.fullmatch(text)
+    return float(found[1]) * FACTOR[found[2]] / 8 if found else 0.0
+
+
 def _rate(text: str) -> float | None:
     """Bytes per second."""
     if not text:
         return None
-    found = RATE.fullmatch(text)
-    rate = float(found[1]) * FACTOR[found[2]] / 8 if found else 0.0
+    rate = bytes_per_second(text)
     if not rate > 0:
         raise InvalidArgumentError(
             f"OFFRAMP_UPLINK is {text[:80]!r}; it must be a rate above 0 such as 500kbit or 10Mbit, or left out to be "

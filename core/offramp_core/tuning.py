@@ -128,7 +128,8 @@ class TuningRequest:
     #: ``MENU_MARK`` of what that plan saves.
     menu_is_new: bool = False
     #: What leaves at no exit is computed once more, by the core of an edge: plans are looked for as if it cost the fp32
-    #: backbone's time on top. What they save, and whether that is enough, is this machine's time as ever.
+    #: backbone's time on top, and by that a plan takes the place of the one in force. What is told is this machine's
+    #: time as ever, of which a plan saves some.
     computed_again: bool = False
     #: Newest rows, used ones included, that are looked at for scenes at least: fresh ones may be too few to show those
     #: of many sources without names.
@@ -317,10 +318,10 @@ def _searched(
     best = max((path.saving for path in paths), default=0.0)
     if best <= 0:
         return NoGain("NothingSaves", 0.0, n)
-    if best < goal:
+    if max(path.gain for path in paths) < goal:
         return NoGain("NotBetter", best, n)
     effects = _effects(b, request, seen)
-    worth = [path for path in paths if path.saving >= goal and path.saving > 0]
+    worth = [path for path in paths if path.gain >= goal and path.saving > 0]
     return _tested(worth, request, a=a, b=b, n=n - fresh, effects=effects)
 
 
@@ -346,8 +347,9 @@ class _Path:
     plans: tuple[Plan, ...]
     #: What tiers may get: for the ramps of each plan that may well be taken plans from cautious to bold.
     menu: tuple[Plan, ...]
-    #: The most that one of them saved on A within the budget.
+    #: The most that one of them saved on A within the budget, and the most that one was worth (:func:`gain`).
     saving: float
+    gain: float
     #: The most that one of them saved on A times its chance to pass on B, of those that save enough to be proposed. A
     #: plan at the budget's edge saves more than one that will pass, and a test that fails is spent.
     likely: float
@@ -389,12 +391,15 @@ def _path(
     )
     seen = [evaluate(a, step.active, step.thresholds) for step in steps]
     subject = request.subject(a)
-    worth = [e.saving * passing.chance(e) if e.saving > 0 and e.saving >= goal else 0.0 for e in seen]
+    again = request.computed_again
+    worth = [e.saving * passing.chance(e) if e.saving > 0 and gain(e, again) >= goal else 0.0 for e in seen]
+    kept = [e for e in seen if e.disagreement <= request.max_disagreement]
     return _Path(
         a.precision,
         tuple(subject.plan(step.active, step.thresholds) for step in steps),
         menu=_menu(a, subject, steps, worth, bold=any(t.loosens for t in request.tiers)) if request.tiers else (),
-        saving=max((e.saving for e in seen if e.disagreement <= request.max_disagreement), default=0.0),
+        saving=max((e.saving for e in kept), default=0.0),
+        gain=max((gain(e, again) for e in kept if e.saving > 0), default=0.0),
         likely=max(worth, default=0.0),
     )
 
@@ -526,7 +531,7 @@ def _rows_of(wanted: SliceBudget, records: Records, fresh: BoolArray) -> float:
 
 def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records, through: float) -> Proposed | NoGain:
     seen = result.on_test
-    if seen.saving < _mark(b, request) or result.plan == request.current:
+    if gain(seen, request.computed_again) < _mark(b, request) or result.plan == request.current:
         return NoGain("NotBetter", seen.saving, len(a) + len(b), 1, through)
     ramp_ids = result.certificate.ramp_ids
     shares = {ramp_ids[i]: share for i, share in zip(seen.active, seen.exit_shares, strict=True)}
@@ -673,21 +678,27 @@ def _losses(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> Losses:
     return answers(view, plan, names).losses
 
 
+def gain(seen: Evaluation, computed_again: bool) -> float:
+    """What a plan is worth against exits off, as a share of the backbone's time: what it saves here, and one run of the
+    backbone for each input that leaves, where somebody else would compute it again."""
+    return seen.saving + (sum(seen.exit_shares) if computed_again else 0.0)
+
+
 def _mark(records: Records, request: TuningRequest) -> float:
-    """What a plan must save to be proposed."""
+    """What a plan must be worth to be proposed."""
     saved = _current_saving(records, request)
     return saved * MENU_MARK if request.menu_is_new else saved + request.min_gain
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:
-    """What the plan in force saves. One that breaks the budget on these records, or another limit of the request, is no
-    mark to beat: anything that keeps to all of them is better."""
+    """What the plan in force is worth. One that breaks the budget on these records, or another limit of the request, is
+    no mark to beat: anything that keeps to all of them is better."""
     if request.current is None:
         return request.saving_to_beat
     if not _allows(records, request, request.current):
         return 0.0
     seen = evaluate_plan(records, request.current, request.ramp_ids)
-    return seen.saving if seen.disagreement <= request.max_disagreement else 0.0
+    return gain(seen, request.computed_again) if seen.disagreement <= request.max_disagreement else 0.0
 
 
 def _allows(records: Records, request: TuningRequest, plan: Plan) -> bool:

@@ -408,7 +408,7 @@ def _worker_samples(workers: Sequence[Worker], status: ServiceStatus) -> Iterato
 def _capacity_samples(spec: ServiceSpec, status: ServiceStatus) -> Iterator[Sample]:
     capacity = status.capacity
     floor = "Fixed" if spec.autoscaling is None else spec.autoscaling.no_exit_floor
-    if (ratio := headroom(status)) is not None:
+    if (ratio := headroom(spec, status)) is not None:
         yield "earlyexit_service_no_exit_headroom_ratio", (floor,), ratio
     yield "earlyexit_service_no_exit_workers", ("needed",), capacity.needed
     yield "earlyexit_service_no_exit_workers", ("floor",), capacity.floor

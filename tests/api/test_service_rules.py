@@ -932,6 +932,16 @@ PRICED_RULES: list[Rule] = [
 ]
 
 CACHE = {"sizeLimit": "1Gi"}
+EDGE = {"pool": "slow"}
+EDGE_RULES: list[Rule] = [
+    Rule("spec.edge", {"pool": "fast"}, {}, "spec.edge.pool: Required value"),
+    Rule("spec.edge.pool", "slow", "shop", "edge.pool must name one of pools; add a pool of that name"),
+    Rule("spec.edge.uplink", "500kbit", "0Mbit", "uplink must be a rate above 0 such as 500kbit or 10Mbit"),
+    Rule("spec.edge.uplink", "0.5Gbit/s", "10Mi", "uplink must be a rate above 0 such as 500kbit or 10Mbit"),
+    Rule("spec.edge.residue", "Features", "Logits", 'Unsupported value: "Logits"'),
+    Rule("spec.edge.offline", "Answer", "Wait", 'Unsupported value: "Wait"'),
+    Rule("spec.edge.core", ABSENT, "http://core:8080", 'unknown field "spec.edge.core"'),
+]
 SCALED = {"maxReplicas": 3, "targetInFlight": 8}
 SCALED_RULES: list[Rule] = [
     Rule("spec.autoscaling.maxReplicas", 1000, 1001, "should be less than or equal to 1000"),
@@ -970,6 +980,23 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"predictionCache": CACHE, "pools": [POOLS[0] | {"resources": {"limits": {"memory": "1025Mi"}}}]},
         {"predictionCache": CACHE, "pools": [POOLS[0] | {"resources": {"limits": {"memory": "1Gi"}}}]},
         "predictionCache.sizeLimit must be below the memory limit of each of pools",
+    ),
+    (
+        {"pools": POOLS, "edge": EDGE},
+        {"pools": POOLS[1:], "edge": EDGE},
+        "edge.pool is the only one of pools; add another one, whose workers are the core",
+    ),
+    ({"pools": POOLS, "edge": EDGE}, {"edge": EDGE}, "edge.pool must name one of pools"),
+    (
+        {"pools": [*POOLS, {"name": "edges", "replicas": 1}]},
+        {"pools": [*POOLS, {"name": "edges", "replicas": 1}], "edge": EDGE},
+        "edges names the Service of the workers at the edge",
+    ),
+    ({"pools": PRICED}, {"pools": PRICED, "edge": {"pool": PRICED[0]["name"]}}, "edge is for pools with replicas"),
+    (
+        {"pools": POOLS, "objective": GENERATED},
+        {"pools": POOLS, "objective": GENERATED, "edge": EDGE},
+        "edge is of models with exits",
     ),
     (
         {"predictionCache": CACHE, "execution": "Auto"},
@@ -1056,6 +1083,11 @@ def test_a_rule_of_autoscaling_takes_the_right_and_refuses_the_wrong(api: Any, m
 @pytest.mark.parametrize("rule", POOL_RULES, ids=_ids(POOL_RULES))
 def test_a_rule_of_pools_takes_the_right_and_refuses_the_wrong(api: Any, manifests: Any, rule: Rule) -> None:
     _check(api, manifests, manifests.service(pools=POOLS), rule)
+
+
+@pytest.mark.parametrize("rule", EDGE_RULES, ids=_ids(EDGE_RULES))
+def test_a_rule_of_the_edge_takes_the_right_and_refuses_the_wrong(api: Any, manifests: Any, rule: Rule) -> None:
+    _check(api, manifests, manifests.service(pools=POOLS, edge=EDGE), rule)
 
 
 @pytest.mark.parametrize("rule", PRICED_RULES, ids=_ids(PRICED_RULES))

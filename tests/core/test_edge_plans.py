@@ -14,7 +14,7 @@ from offramp_core.control.tuning.tuner import TunerView, tune_or_wait
 from offramp_core.evaluate import Evaluation, evaluate_plan
 from offramp_core.plan import Plan
 from offramp_core.records import Records
-from offramp_core.tuning import Proposed, tune
+from offramp_core.tuning import NoGain, Proposed, tune
 
 
 def proposed(records: Records, *, computed_again: bool) -> tuple[Plan, Evaluation]:
@@ -40,8 +40,20 @@ def test_a_core_computes_at_most_two_thirds_and_the_box_hardly_more(seed: int) -
     assert taken <= REQUEST.max_overhead * records.costs.total_seconds + 1e-12, "the box's own limit holds"
 
 
-@pytest.mark.parametrize(("at_edge", "again"), [((True, True), True), ((True, False), False), ((False, False), False)])
-def test_plans_are_made_for_edges_where_all_workers_are_edges(at_edge: tuple[bool, ...], again: bool) -> None:
+@pytest.mark.parametrize("seed", range(5, 9))
+def test_an_edge_that_serves_a_plan_for_single_workers_gets_one_that_leaves_the_core_less(seed: int) -> None:
+    records = recorded(2000, 6, seed=seed)
+    alone, _ = proposed(records, computed_again=False)
+    request = replace(REQUEST, current=alone, min_gain=0.01)
+    assert isinstance(tune(records, request), NoGain)
+    for_edges = tune(records, replace(request, computed_again=True))
+    assert isinstance(for_edges, Proposed)
+    again = replace(request, computed_again=True, current=for_edges.plan)
+    assert isinstance(tune(records, again), NoGain), "and then it stays"
+
+
+@pytest.mark.parametrize(("at_edge", "again"), [((True, True), True), ((True, False), True), ((False, False), False)])
+def test_plans_are_made_for_edges_where_any_worker_is_one(at_edge: tuple[bool, ...], again: bool) -> None:
     objective = {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.05"}}
     fleet = Fleet(pool(4000, seed=1), {**MANIFEST, "objective": objective})
     for _ in range(3):

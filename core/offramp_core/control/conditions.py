@@ -86,6 +86,11 @@ class Facts:
         return tuple(w for w in self.workers if w.endpoint.ready)
 
     @property
+    def core(self) -> tuple[Worker, ...]:
+        """Ready workers that the service's Service sends requests to: all but those at the edge."""
+        return tuple(w for w in self.ready if not self.service.spec.at_edge(w.endpoint.pool))
+
+    @property
     def failure(self) -> tuple[MaybeReason, str]:
         """(reason, message) of the first worker that cannot run, or empty. One that merely waits comes after those that
         nodes rejected."""
@@ -177,8 +182,8 @@ def _ready(facts: Facts) -> Condition:
         by = "replicas is 0" if facts.scaling is None else f"{facts.scaling.by} asks for none"
         kept = f"; workers will start under {facts.stable.name}" if facts.stable is not None else ""
         return _condition(ConditionType.READY, "False", Reason.SCALED_TO_ZERO, by + kept)
-    if facts.ready and facts.stable is not None:
-        if message := _unloaded(facts.ready):
+    if facts.core and facts.stable is not None:
+        if message := _unloaded(facts.core):
             return _condition(ConditionType.READY, "True", Reason.UNLOADED, f"{message}, under {facts.stable.name}")
         return _condition(ConditionType.READY, "True", Reason.SERVING, f"serving under {facts.stable.name}")
     reason, message = facts.failure
@@ -277,8 +282,9 @@ def _no_exit_capacity(facts: Facts) -> Condition:
             kind, "Unknown", Reason.CAPACITY_UNKNOWN, "no worker has reported yet how long its model takes"
         )
     spec = facts.service.spec
+    n, whose = len(facts.core), "" if spec.edge is None else " of the core"
     carried = (
-        f"{len(facts.ready)} ready workers answer about {format_rate(len(facts.ready) * capacity.worker_rate)} "
+        f"{n} ready workers{whose} answer about {format_rate(n * capacity.worker_rate)} "
         f"requests/s {'with the model alone' if spec.generates else 'without exits'}"
     )
     if capacity.peak_rate <= 0:
@@ -301,14 +307,15 @@ def _no_exit_capacity(facts: Facts) -> Condition:
 
 def _more_workers(facts: Facts) -> str:
     """The next step towards as many workers as the peak needs."""
-    needed, desired, wanted = facts.capacity.status.needed, facts.desired, facts.service.spec.autoscaling
-    needed = max(needed, len(facts.ready) + 1)
+    spec, needed = facts.service.spec, max(facts.capacity.status.needed, len(facts.core) + 1)
+    desired, wanted = facts.desired - sum(p.replicas for p in spec.pools if spec.at_edge(p.name)), spec.autoscaling
     if desired >= needed:
         return f"{desired} are wanted, see WorkersAvailable for those that are missing"
-    if facts.pools and not facts.service.spec.pools[0].fixed:
+    if facts.pools and not spec.pools[0].fixed:
         return "the plan of the pools adds workers up to their maxWorkers"
     if facts.pools:
-        return f"raise replicas in spec.pools, to {needed} in all"
+        beside = "" if spec.edge is None else f" beside {spec.edge.pool}"
+        return f"raise replicas in spec.pools, to {needed} in all{beside}"
     if facts.scaling is None:
         return f"raise spec.replicas to {needed}"
     if wanted is None or facts.scaling.failure_reason == Reason.ANOTHER_AUTOSCALER:

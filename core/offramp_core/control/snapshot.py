@@ -299,6 +299,11 @@ class Snapshot:
     def workers(self) -> tuple[Worker, ...]:
         return self.observed.workers
 
+    @property
+    def has_edges(self) -> bool:
+        """Whether some workers have a core for what leaves at no exit."""
+        return any(worker.state is not None and worker.state.at_edge for worker in self.workers)
+
     def with_workers(self, workers: tuple[Worker, ...]) -> Snapshot:
         """The same, of some of the workers."""
         return replace(self, observed=replace(self.observed, workers=workers))

@@ -13,6 +13,8 @@ from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
+from offramp_core.edge import OFFLINE, RESIDUES, Offline, Residue
+from offramp_core.edge_settings import bytes_per_second
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.generation.losses import Output as Generated
 from offramp_core.generation.losses import answer_pattern
@@ -83,6 +85,7 @@ _ROUTE_FIELDS = {"parentRefs", "hostnames"}
 MAX_HOSTNAMES = 16  # an HTTPRoute's own limit
 _POOL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$")
 TAKEN_POOLS = ("main", "next")  # Services of these names share a route with a version on trial
+EDGES = "edges"  # what the Service of workers at the edge is called after its service
 _POOL_NUMBERS = ("replicas", "costPerHour", "minWorkers", "maxWorkers")
 POOL_OWN = ("className", "nodeSelector", "tolerations", "resources", "resourceClaims")  # in the place of spec.worker's
 _HOSTNAME = re.compile(r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
@@ -205,6 +208,18 @@ class WorkerPool:
 
 
 @dataclass(frozen=True, slots=True)
+class Edge:
+    """The ``pool`` whose workers are at the edge, what they send to the others (their core) of a row that leaves at no
+    exit, and what it gets while that is out of reach. ``uplink`` is a rate such as ``10Mbit``; empty where they measure
+    it."""
+
+    pool: str
+    uplink: str = ""
+    residue: Residue = "Auto"
+    offline: Offline = "Refuse"
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """The user's own thresholds, in the order given, and the precision they are for; optionally tied to one ramp
     set."""
@@ -300,6 +315,8 @@ class ServiceSpec:
     pools: tuple[WorkerPool, ...] = ()
     #: The pool that this is the spec of, where a shell has made it of one of ``pools``; no user writes it.
     in_pool: str = ""
+    #: None where all workers answer everything themselves.
+    edge: Edge | None = None
     route: Route | None = None
     #: The WorkerPool whose workers serve it beside other services; empty where it has workers of its own.
     shared_pool: str = ""
@@ -350,6 +367,15 @@ class ServiceSpec:
     def class_name(self) -> str:
         """The WorkerClass that workers are made of; empty without one."""
         return str(self.worker.get("className") or "")
+
+    def at_edge(self, pool: str) -> bool:
+        """Whether the workers of a pool are at the edge."""
+        return self.edge is not None and self.edge.pool == pool
+
+    @property
+    def is_edge(self) -> bool:
+        """Whether this is the spec of workers at the edge, made of one of ``pools``."""
+        return self.at_edge(self.in_pool)
 
     @property
     def may_move(self) -> bool:
@@ -468,6 +494,7 @@ def parse_spec(value: Any) -> ServiceSpec:
             "suspend",
             "worker",
             "pools",
+            "edge",
             "sharing",
         },
     )
@@ -496,6 +523,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         worker=worker,
         pools=pools,
         **_sharing(spec, model, objective),
+        edge=_edge(spec, pools, objective),
         route=_route(spec),
         deprecated=_deprecated(spec),
     )
@@ -984,7 +1012,7 @@ def _sharing(spec: _Reader, model: Mapping[str, Any], objective: Mapping[str, An
         return {}
     sharing = spec.section("sharing", {"pool", "unloadAfterSeconds"})
     name = sharing.text("pool", _OBJECT_NAME.pattern, "name a WorkerPool of the service's namespace")
-    for other in ("worker", "pools", "autoscaling", "route"):
+    for other in ("worker", "pools", "edge", "autoscaling", "route"):
         if other in spec.value:
             why = f"is about workers of the service's own, and those of WorkerPool {name} serve it; remove it"
             raise InvalidSpecError(spec.path(other), why)
@@ -1004,6 +1032,34 @@ def _sharing(spec: _Reader, model: Mapping[str, Any], objective: Mapping[str, An
     if "unloadAfterSeconds" in sharing.value:
         after = sharing.integer("unloadAfterSeconds", None, low=LEAST_UNLOAD_SECONDS, high=MOST_UNLOAD_SECONDS)
     return {"shared_pool": name, "unload_after_seconds": after}
+
+
+def _edge(spec: _Reader, pools: Sequence[WorkerPool], objective: Mapping[str, Any]) -> Edge | None:
+    """Which workers are at the edge. The others are their core."""
+    if "edge" not in spec.value:
+        return None
+    edge = spec.section("edge", {"pool", "uplink", "residue", "offline"})
+    name = edge.text("pool", _POOL.pattern, "name one of spec.pools")
+    names = [pool.name for pool in pools]
+    if name not in names:
+        there = f"it has {', '.join(names)}" if names else "there are none"
+        raise InvalidSpecError(edge.path("pool"), f"names no pool of spec.pools ({there}); add {name} there")
+    if len(names) == 1:
+        raise InvalidSpecError(edge.path("pool"), "is the only pool; add another one, whose workers are the core")
+    if EDGES in names:
+        raise InvalidSpecError(
+            spec.path("pools"), f"{EDGES} names the Service of the workers at the edge; use another name"
+        )
+    if any(pool.max_workers is not None for pool in pools):
+        raise InvalidSpecError(spec.path("edge"), "is for pools with replicas; remove costPerHour and maxWorkers there")
+    if objective["output"] in GENERATED:
+        raise InvalidSpecError(spec.path("edge"), "is of models with exits; one that generates has none, remove it")
+    uplink = edge.get("uplink", "")
+    if "uplink" in edge.value and not (isinstance(uplink, str) and bytes_per_second(uplink) > 0):
+        hint = f"must be a rate above 0 such as 500kbit or 10Mbit, or left out to be measured; got {uplink!r}"
+        raise InvalidSpecError(edge.path("uplink"), hint)
+    residue = cast(Residue, edge.choice("residue", RESIDUES, "Auto"))
+    return Edge(name, uplink, residue, cast(Offline, edge.choice("offline", OFFLINE, "Refuse")))
 
 
 def _pool(reader: _Reader, worker: Mapping[str, Any]) -> WorkerPool:

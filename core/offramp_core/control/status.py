@@ -121,7 +121,7 @@ def capacity_of(
             before=service.status.capacity,
             worker_rate=worker_rate,
             peak_rate=snapshot.observed.load.peak_rate,
-            ready=sum(w.endpoint.ready for w in snapshot.workers),
+            ready=sum(w.endpoint.ready and not service.spec.at_edge(w.endpoint.pool) for w in snapshot.workers),
             exits_on=exits_on,
             at_risk=at_risk,
             now=now,
@@ -282,7 +282,8 @@ def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], audits: Aud
     rate = worker_rate(
         served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=spec.latency_seconds or inf
     )
-    rate = rate_of_all(pools, by_weight=spec.route is not None) if pools else rate
+    core = [pool for pool in pools if not spec.at_edge(pool.name)]
+    rate = rate_of_all(core, by_weight=spec.route is not None) if pools else rate
     effect = worth_one(draft.tuning, rate=audits.rate)
     evidence = log_e_value(audits.k, audits.n, p0=spec.max_disagreement, design_effect=effect)
     evidence /= log(1 / (1 - spec.confidence))

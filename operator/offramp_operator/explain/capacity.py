@@ -13,7 +13,7 @@ from offramp_operator.explain.family import Family
 def headroom_text(family: Family) -> str:
     """``1.8x``: what the ready workers answer with exits off, in times of the peak of the last hour; empty where it is
     not known."""
-    ratio = headroom(family.service.status)
+    ratio = headroom(family.service.spec, family.service.status)
     return "" if ratio is None else f"{ratio:.1f}x"
 
 
@@ -33,6 +33,6 @@ def capacity_facts(family: Family) -> list[str]:
 
 def capacity_data(family: Family) -> dict[str, Any]:
     """The same for machines."""
-    ratio = headroom(family.service.status)
+    ratio = headroom(family.service.spec, family.service.status)
     stored: dict[str, Any] = to_json(family.service.status.capacity)
     return stored if ratio is None else {**stored, "headroom": round(ratio, 2)}

@@ -18,7 +18,8 @@ def pool_facts(family: Family) -> list[str]:
     for pool in family.service.status.pools:
         able = f"each answers about {format_rate(pool.worker_rate)} requests/s {alone}"
         parts = [
-            f"{pool.ready} of {pool.desired} workers ready",
+            f"{pool.ready} of {pool.desired} workers ready"
+            + (", at the edge" if family.service.spec.at_edge(pool.name) else ""),
             able if pool.worker_rate else "not measured yet",
             costs.get(pool.name, ""),
             _startup(pool.startup),

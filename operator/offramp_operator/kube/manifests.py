@@ -16,7 +16,7 @@ from typing import Any
 
 from offramp_core.control.objects import Service, UpdateStrategy
 from offramp_core.control.snapshot import TrainingOrder
-from offramp_core.control.spec import Autoscaling, Route, parse_duration
+from offramp_core.control.spec import EDGES, Autoscaling, Route, parse_duration
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
@@ -39,6 +39,7 @@ from offramp_operator.shell.platform import WorkerIdentity
 from offramp_operator.shell.variables import option_variables
 
 WORKER_NAME = "offramp-worker"
+EDGE_NAME = "offramp-edge"  # of workers at the edge: no Service of others finds them, whatever pool was one before
 CONTAINER = "worker"
 PORT = 8080
 ADMIN_PORT = 8081
@@ -199,9 +200,17 @@ def pool_name(service: str, pool: str) -> str:
 def workers_name(service: Service, *, trial: bool = False) -> str:
     """Name of the Deployment of the main workers, of those on ``trial``, or of those in the pool that the service is
     made for."""
+    if service.spec.is_edge:
+        return edges_name(service.name)
     if service.spec.in_pool:
         return pool_name(service.name, service.spec.in_pool)
     return trial_name(service.name) if trial else service.name
+
+
+def edges_name(service: str) -> str:
+    """Name of the Deployment of workers at the edge, of their Service, and of the NetworkPolicy that lets them reach
+    their core."""
+    return f"{service}-{EDGES}"
 
 
 def main_name(service: str) -> str:
@@ -231,7 +240,7 @@ def selector(service: Service, *, trial: bool = False) -> dict[str, str]:
     """
     pool = service.spec.in_pool
     return {
-        "app.kubernetes.io/name": WORKER_NAME,
+        "app.kubernetes.io/name": EDGE_NAME if service.spec.is_edge else WORKER_NAME,
         "app.kubernetes.io/instance": f"{service.name}.{pool}" if pool else workers_name(service, trial=trial),
         MANAGED_BY_LABEL: MANAGED_BY,
         **({VERSION_LABEL: ON_TRIAL} if trial else {}),
@@ -240,8 +249,19 @@ def selector(service: Service, *, trial: bool = False) -> dict[str, str]:
 
 
 def everybody(service: Service) -> dict[str, str]:
-    """Labels by which all workers of a service are found, whatever version they run."""
+    """Labels by which all workers of a service are found that its Service sends requests to, whatever version they
+    run."""
     return {"app.kubernetes.io/name": WORKER_NAME, MANAGED_BY_LABEL: MANAGED_BY, SERVICE_LABEL: service.name}
+
+
+def _with_edges(service: Service, *others: str) -> Object:
+    """A selector of these workers, of those at the edge, and of pods with ``others`` as their name."""
+    chosen = everybody(service)
+    named = [chosen.pop("app.kubernetes.io/name"), *([EDGE_NAME] if service.spec.edge else []), *others]
+    if len(named) == 1:
+        return {"matchLabels": everybody(service)}
+    names = {"key": "app.kubernetes.io/name", "operator": "In", "values": named}
+    return {"matchLabels": chosen, "matchExpressions": [names]}
 
 
 def metadata(service: Service, name: str) -> Object:
@@ -422,7 +442,7 @@ def disruption_budget(service: Service) -> Object:
         "metadata": metadata(service, service.name),
         "spec": {
             "maxUnavailable": allowed if allowed.endswith("%") else int(allowed),
-            "selector": {"matchLabels": everybody(service)},
+            "selector": _with_edges(service),
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
@@ -459,17 +479,34 @@ def network_policy(
 
 def _guarded(service: Service) -> Object:
     """The workers; with live training also the pod that trains, on whose ports nobody listens."""
-    chosen = everybody(service)
-    if service.spec.training != "LiveTraffic":
-        return {"matchLabels": chosen}
-    names = {"key": "app.kubernetes.io/name", "operator": "In", "values": [WORKER_NAME, TRAINER_NAME]}
-    others = {key: value for key, value in chosen.items() if key != names["key"]}
-    return {"matchLabels": others, "matchExpressions": [names]}
+    return _with_edges(service, *([TRAINER_NAME] if service.spec.training == "LiveTraffic" else []))
+
+
+def edges_network_policy(service: Service) -> Object:
+    """Workers at the edge reach their core, besides what the policy of all workers allows."""
+    own = {key: value for key, value in everybody(service).items() if key != "app.kubernetes.io/name"}
+    core = {
+        "to": [{"podSelector": {"matchLabels": everybody(service)}}],
+        "ports": [{"port": "http", "protocol": "TCP"}],
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(service, edges_name(service.name)),
+        "spec": {
+            "podSelector": {"matchLabels": {**own, "app.kubernetes.io/name": EDGE_NAME}},
+            "policyTypes": ["Egress"],
+            "egress": [{"ports": _dns()}, core],
+        },
+    }
+
+
+def _dns() -> list[Object]:
+    return [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
 
 
 def _fetch_egress(delivery: DeliverySettings) -> list[Object]:
     """To names, and to addresses that a bundle may come from. Ports are left open: a redirect may name another one."""
-    dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
     never = {4: LINK_LOCAL, 6: LINK_LOCAL_6}
     private = {4: PRIVATE, 6: PRIVATE_6}
     everywhere = {4: "0.0.0.0/0", 6: "::/0"}
@@ -477,7 +514,7 @@ def _fetch_egress(delivery: DeliverySettings) -> list[Object]:
         {"cidr": everywhere[v], "except": [*never[v], *([] if delivery.allow_private_networks else private[v])]}
         for v in (4, 6)
     ]
-    return [{"ports": dns}, {"to": [{"ipBlock": block} for block in blocks]}]
+    return [{"ports": _dns()}, {"to": [{"ipBlock": block} for block in blocks]}]
 
 
 def model_config_map(service: Service) -> Object | None:
@@ -858,6 +895,7 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
         **({"OFFRAMP_RAMP_SETS": RAMP_SETS_PATH} if spec.store_claim else {}),
         **({"OFFRAMP_CAPTURE_DIR": CAPTURES_PATH} if spec.store_claim and spec.training == "LiveTraffic" else {}),
         **({"OFFRAMP_MEASURE_SECONDS": f"{MEASURE_SECONDS:g}"} if spec.in_pool else {}),
+        **_edge_variables(service),
         **option_variables(spec),
     }
     return [
@@ -871,6 +909,22 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
             "valueFrom": {"resourceFieldRef": {"containerName": CONTAINER, "resource": _cpus(spec.worker)}},
         },
     ]
+
+
+def _edge_variables(service: Service) -> dict[str, str]:
+    """What a worker at the edge is told of its core, which is everybody else, and what the core is told."""
+    edge = service.spec.edge
+    if edge is None:
+        return {}
+    if not service.spec.is_edge:
+        return {"OFFRAMP_EDGES": "true"}
+    uplink = {"OFFRAMP_UPLINK": edge.uplink} if edge.uplink else {}
+    return {
+        "OFFRAMP_CORE": service_url(service),
+        **uplink,
+        "OFFRAMP_RESIDUE": edge.residue,
+        "OFFRAMP_OFFLINE": edge.offline,
+    }
 
 
 def _cpus(worker: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from offramp_operator.kube.kinds import Object
 
 
 def in_pools(service: Service) -> tuple[Service, ...]:
-    """The service as the workers of each pool are made; itself where it has none."""
+    """The service as the workers of each pool are made, those at the edge last; itself where it has none."""
     spec = service.spec
     if not spec.pools:
         return (service,)
@@ -20,7 +20,7 @@ def in_pools(service: Service) -> tuple[Service, ...]:
             service,
             spec=replace(spec, worker=pool.worker, replicas=pool.replicas, pools=(), in_pool=pool.name),
         )
-        for pool in spec.pools
+        for pool in sorted(spec.pools, key=lambda pool: spec.at_edge(pool.name))
     )
 
 
@@ -72,6 +72,8 @@ def _asked_of_pools(service: Service) -> dict[str, int]:
     there: the one that waits is in nobody's plan, and the others have its share."""
     known, asked = {pool.name: pool for pool in service.status.pools}, dict[str, int]()
     for pool in service.spec.pools:
+        if service.spec.at_edge(pool.name):  # they get no requests of others
+            continue
         status = known.get(pool.name)
         asked[pool.name] = pool.replicas
         if status is not None and not pool.fixed:

@@ -18,6 +18,7 @@ from offramp_core.control.trust import live_boots
 from offramp_core.control.tuning.tuner import PinJudged, Tuned, TunerView, judge_pin, pinned_plan, tune_or_wait
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.reasons import Reason
+from offramp_core.tuning import gain
 
 
 def without_idle_ramps(seen: Seen, draft: Draft) -> Draft:
@@ -91,7 +92,7 @@ def audited(seen: Seen, draft: Draft, tuning: TuningStatus) -> Draft:
 
 
 def _saving_to_beat(seen: Seen, draft: Draft) -> float:
-    """What the stable plan saves on the requests that the set on trial was scored on as well."""
+    """What the stable plan is worth on the requests that the set on trial was scored on as well."""
     plan = draft.stable.plan
     store, tried = seen.stores.get(plan.ramp_set_digest), seen.records(draft.ramp_sets)
     if store is None or tried is None or plan.ramp_set_digest == tried.ramp_set_digest:
@@ -102,7 +103,7 @@ def _saving_to_beat(seen: Seen, draft: Draft) -> float:
     if not rows.any():
         return 0.0
     found = evaluate_plan(store.records.take(rows.nonzero()[0]), plan, store.ramp_ids)
-    return found.saving if found.disagreement <= seen.spec.max_disagreement else 0.0
+    return gain(found, seen.snapshot.has_edges) if found.disagreement <= seen.spec.max_disagreement else 0.0
 
 
 def _pin_judged(seen: Seen, draft: Draft) -> PinJudged:

@@ -394,16 +394,10 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         slices=_slices_to_certify(view, store),
         tiers=_tiers_to_certify(view, store),
         menu_is_new=menu_is_new(view) and not view.stable.plan.exits_off,
-        computed_again=_at_edge(view),
+        computed_again=view.snapshot.has_edges,
         scene_rows=scene_rows,
         wary=_kept(view) < scene_rows,
     )
-
-
-def _at_edge(view: TunerView) -> bool:
-    """Whether all workers that are known have a core for what leaves at no exit."""
-    states = [worker.state for worker in view.snapshot.observed.workers if worker.state is not None]
-    return bool(states) and all(state.at_edge for state in states)
 
 
 def _tiers_to_certify(view: TunerView, store: RecordStore) -> tuple[TierBudget, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 from offramp_core.batching import MAX_BATCH, SECONDS_OF_OBJECTIVE, seconds_by_rows
 from offramp_core.control.objects import CapacityStatus, ServiceStatus
 from offramp_core.control.snapshot import Scaling
-from offramp_core.control.spec import Autoscaling
+from offramp_core.control.spec import Autoscaling, ServiceSpec
 from offramp_core.protocol import LONGEST_PACE, SHORTEST_PACE, ArmCounts
 from offramp_core.reasons import Reason
 
@@ -226,11 +226,13 @@ def floor_in_force(autoscaling: Autoscaling, status: CapacityStatus) -> int:
     return min(max(status.floor, autoscaling.min_replicas), autoscaling.max_replicas)
 
 
-def headroom(status: ServiceStatus) -> float | None:
-    """What the ready workers answer with exits off, in times of the peak; None where either is not known."""
+def headroom(spec: ServiceSpec, status: ServiceStatus) -> float | None:
+    """What the ready workers answer with exits off, in times of the peak; None where either is not known. Those at the
+    edge answer nothing then."""
     capacity = status.capacity
     known = capacity.worker_rate > 0 and capacity.peak_rate > 0 and status.workers.desired > 0
-    return status.workers.ready * capacity.worker_rate / capacity.peak_rate if known else None
+    ready = status.workers.ready - sum(pool.ready for pool in status.pools if spec.at_edge(pool.name))
+    return ready * capacity.worker_rate / capacity.peak_rate if known else None
 
 
 # --- figures that seldom change --------------------------------------------------------------------

@@ -100,7 +100,7 @@ class GatewayRoutes:
             name = name_of(obj)
             deployment = service.name if name == manifests.main_name(service.name) else name
             routed = but and self._cache.get(DEPLOYMENT, service.namespace, deployment) is not None
-            if name not in {service.name, *but} and not routed:
+            if name not in {service.name, *but, *_apart(service)} and not routed:
                 await self._children.remove(NETWORK_SERVICE, obj)
 
     def _is_too_early(self, problem: Problem, service: Service) -> bool:
@@ -116,7 +116,7 @@ class GatewayRoutes:
         if not spec.pools and not left:
             return manifests.version_weights(service, share=share)
         if spec.pools:
-            sources = {name: name for name in (manifests.pool_name(service.name, pool.name) for pool in spec.pools)}
+            sources = {name: name for name in map(manifests.workers_name, _shared_among(service))}
         else:
             trial = manifests.trial_name(service.name)
             sources = {manifests.main_name(service.name): service.name, trial: trial if share else ""}
@@ -164,8 +164,18 @@ class GatewayRoutes:
 def _sharers(service: Service) -> list[Object]:
     """The Services that a route shares requests among: one for each pool, or for each version of the model."""
     if service.spec.pools:
-        return [manifests.version_service(each, trial=False) for each in in_pools(service)]
+        return [manifests.version_service(each, trial=False) for each in _shared_among(service)]
     return [manifests.version_service(service, trial=trial) for trial in (False, True)]
+
+
+def _shared_among(service: Service) -> list[Service]:
+    """The pools that requests are shared among. Workers at the edge get those that are sent there."""
+    return [each for each in in_pools(service) if not each.spec.is_edge]
+
+
+def _apart(service: Service) -> list[str]:
+    """Services that stand beside the service's own whether or not there is a route."""
+    return [manifests.edges_name(service.name)] if service.spec.edge is not None else []
 
 
 def _backend(service: Service, deployment: str) -> str:

@@ -51,7 +51,7 @@ class Pools:
         pools = in_pools(service)
         live, taken = await self._live(memory, pools)
         goes_first = _goes_first(service, live)
-        changing = False
+        changing = waiting = False
         holding = {each.spec.in_pool for each in pools if self._holds_up(memory, each, live.get(each.spec.in_pool))}
         # The pool in the middle of a change first, wherever it stands now: no other one begins beside it.
         for each in sorted(pools, key=lambda each: each.spec.in_pool not in holding):
@@ -71,8 +71,11 @@ class Pools:
             kept = memory.kept.get(each.spec.in_pool)
             if kept is not None and template_mark(body["spec"]) != kept:
                 continue
+            if each.spec.is_edge and (changing or waiting) and (known is None or changes_pods(known, body)):
+                continue  # until its core is what the spec asks for
             if known is not None and changes_pods(known, body):
                 if changing or on_probation(known):
+                    waiting = True
                     continue
                 changing = serves(known)
             if known is not None and not serves(known) and (changes_pods(known, body) or not has_followed(known)):
@@ -136,7 +139,7 @@ def _goes_first(service: Service, live: dict[str, Object | None]) -> str | None:
     if not service.spec.may_move or service.proven_digest is not None:
         return None
     running = next((name for name, known in live.items() if known is not None and replicas_of(known)), None)
-    return running or next((p.name for p in service.spec.pools if p.replicas), None)
+    return running or next((each.spec.in_pool for each in in_pools(service) if each.spec.replicas), None)
 
 
 def on_probation(live: Object) -> bool:

@@ -33,7 +33,7 @@ from offramp_operator.kube.platform.memory import Memory, Problem, key_of
 from offramp_operator.kube.platform.pools import Pools, on_probation
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
 from offramp_operator.kube.platform.trainings import Trainings
-from offramp_operator.kube.pools import replicas_of
+from offramp_operator.kube.pools import in_pools, replicas_of
 from offramp_operator.kube.scaling import handed_over
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import WorkerIdentity
@@ -79,6 +79,9 @@ class Workers:
         try:
             await self._trainings.end_unwanted(service)
             await self._children.ensure(memory, NETWORK_SERVICE, manifests.network_service(service))
+            for each in in_pools(service):
+                if each.spec.is_edge:
+                    await self._children.ensure(memory, NETWORK_SERVICE, manifests.version_service(each, trial=False))
             if service.spec.shared_pool:  # everything else is the pool's
                 memory.problem = None
                 return
@@ -107,6 +110,10 @@ class Workers:
 
     async def _ensure_network_policy(self, memory: Memory, service: Service) -> None:
         operator = self._settings.admin_from
+        if operator is None or self._settings.allow_egress or service.spec.edge is None:
+            await self._children.delete(service, NETWORK_POLICY, manifests.edges_name(service.name))
+        else:
+            await self._children.ensure(memory, NETWORK_POLICY, manifests.edges_network_policy(service))
         if operator is None:
             # One that was made while they were wanted.
             await self._children.delete(service, NETWORK_POLICY, manifests.network_policy_name(service.name))
