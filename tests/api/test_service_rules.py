@@ -923,6 +923,7 @@ PRICED_RULES: list[Rule] = [
         "two pools name one className; give each a WorkerClass of its own",
     ),
     Rule("spec.pools", PRICED[:1], [PRICED[0], {"name": "b"}], "say how many workers the pool has (replicas)"),
+    Rule("spec.poolPlan", {"noExitFloor": "None"}, {"noExitFloor": "PreScale"}, 'Unsupported value: "PreScale"'),
     Rule(
         "spec.pools",
         PRICED,
@@ -975,6 +976,11 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"pools": POOLS},
         {"pools": POOLS, "updatePolicy": {"type": "Recreate"}},
         "updatePolicy.type Recreate is for a service that has room for one worker",
+    ),
+    (
+        {"pools": PRICED, "poolPlan": {"noExitFloor": "None"}},
+        {"pools": POOLS, "poolPlan": {"noExitFloor": "None"}},
+        "poolPlan is about pools with costPerHour and maxWorkers",
     ),
     (
         {"predictionCache": CACHE, "pools": [POOLS[0] | {"resources": {"limits": {"memory": "1025Mi"}}}]},

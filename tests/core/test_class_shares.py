@@ -110,6 +110,7 @@ class Cluster:
     services: dict[str, Service]
     demand: dict[str, float]
     rates: dict[str, float] = field(default_factory=lambda: {"fast": 10.0, "own": 10.0, "slow": 5.0})
+    savings: dict[str, float] = field(default_factory=dict)  # of exits, where services have them counted
 
     def uses(self) -> list[tuple[str, ClassUse]]:
         found = []
@@ -149,7 +150,10 @@ class Cluster:
             )
         )
         placed = {pool.name: pool.ready for pool in known}
-        pools, plan = with_plan(service, known, load, placed=placed, shares=shares, now=NOW, watched_since=0.0)
+        saving = self.savings.get(name, 0.0)
+        pools, plan = with_plan(
+            service, known, load, placed=placed, shares=shares, now=NOW, watched_since=0.0, saving=saving
+        )
         event = plan_event(service, pools, plan, shares)
         status = replace(service.status, pools=pools, pool_plan=plan)
         self.services[name] = replace(service, status=status)
@@ -225,6 +229,15 @@ def test_a_service_whose_demand_grows_takes_workers_that_others_can_do_without_a
     cluster.demand["b"] = 5.0
     assert cluster.settle(Random(2)) == {"a": {"fast": 5}, "b": {"fast": 1}}
     assert cluster.services["b"].status.pools[0].wanted == 0
+
+
+def test_a_service_that_counts_on_exits_leaves_to_others_what_they_spare_and_takes_it_back_without_them() -> None:
+    cluster = a_cluster(6, a=40.0, b=40.0)
+    assert cluster.settle(Random(0)) == {"a": {"fast": 3}, "b": {"fast": 3}}
+    cluster.savings["a"] = 0.5
+    assert cluster.settle(Random(1)) == {"a": {"fast": 2}, "b": {"fast": 4}}
+    cluster.savings["a"] = 0.0
+    assert cluster.settle(Random(2)) == {"a": {"fast": 3}, "b": {"fast": 3}}
 
 
 def test_what_is_only_expected_comes_after_what_others_ask() -> None:

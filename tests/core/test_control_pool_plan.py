@@ -6,23 +6,36 @@ import itertools
 import math
 from collections import deque
 from dataclasses import replace
+from decimal import Decimal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service, ServiceStatus
+from offramp_core.control.objects import (
+    Config,
+    ConfigStatus,
+    PoolPlanStatus,
+    PoolStatus,
+    Prediction,
+    Saving,
+    Service,
+    ServiceStatus,
+)
 from offramp_core.control.snapshot import ClassShare, Load
 from offramp_core.control.spec import WorkerPool, parse_spec
 from offramp_core.control.workers.pool_demand import asked_days, demand_of
 from offramp_core.control.workers.pool_plan import (
     LEAST_RATE,
     PoolsView,
+    counted_saving,
     next_numbers,
     plan_event,
     plan_pools,
     with_plan,
 )
 from offramp_core.fleet import DAY_SECONDS, EarlierDays, Window, next_days
+from offramp_core.plan import Plan, RampThreshold
 
 SPARE = 1.10  # what a new plan answers of the demand
 
@@ -345,6 +358,58 @@ def test_no_worker_is_taken_away_while_what_is_expected_comes() -> None:
         service = replace(service, status=replace(service.status, pools=pools, pool_plan=plan))
     assert numbers[0] == 2 and numbers[-1] >= 10 and numbers == sorted(numbers)
     assert any("requests/s are expected, these answer" in message for message in told)
+
+
+def planned_with(saving: float, *, workers: int, before: PoolPlanStatus | None = None) -> tuple[int, PoolPlanStatus]:
+    """What a service plans for 100 requests a second, of workers that answer 10 each with exits off."""
+    service = with_pools({"name": "a", "costPerHour": "1", "maxWorkers": 20}, asked=EarlierDays())
+    service = replace(service, status=replace(service.status, pool_plan=before or PoolPlanStatus()))
+    known = (figures("a", 10.0, planned=workers, ready=workers),)
+    load = Load(windows=(Window(ended_at=1e6, seconds=10.0, rate=100.0),))
+    pools, plan = with_plan(
+        service, known, load, placed={"a": workers}, shares={}, now=1e6, watched_since=0.0, saving=saving
+    )
+    assert pools[0].worker_rate == 10.0, "what is told of a worker is what it does with exits off"
+    return pools[0].planned, plan
+
+
+def test_exits_that_are_counted_spare_workers_and_those_come_back_with_the_end_of_exits() -> None:
+    workers, without = planned_with(0.0, workers=1)
+    assert workers == 11 and without.saving == 0.0
+    fewer, with_them = planned_with(0.5, workers=workers, before=without)
+    assert fewer == 6 and with_them.saving == 0.5 and with_them.answered == 120.0
+    again, told = planned_with(0.0, workers=fewer, before=with_them)
+    assert again == 11 and told.saving == 0.0
+
+
+def test_an_event_says_by_which_figures_workers_are_planned() -> None:
+    service = with_pools({"name": "a", "costPerHour": "1", "maxWorkers": 20}, asked=EarlierDays())
+    _, plan = planned_with(0.5, workers=1)
+    event = plan_event(service, (figures("a", 10.0, planned=6),), plan, {})
+    assert event is not None and "these answer 120 with exits that save 50%" in event.message
+
+
+@pytest.mark.parametrize(
+    ("counted", "promised", "measured", "expected"),
+    [
+        pytest.param(True, Prediction(saving=0.6, audits=0.02), None, 0.57, id="what the certificate promises, net"),
+        pytest.param(True, Prediction(saving=0.6), Saving(0.5, 0.3, 0.7), 0.6, id="measured, and it may be so"),
+        pytest.param(True, Prediction(saving=0.6), Saving(0.3, 0.2, 0.4), 0.4, id="measured, and it surely is less"),
+        pytest.param(True, Prediction(saving=0.6), Saving(-0.3, -0.4, -0.2), 0.0, id="exits that cost time"),
+        pytest.param(True, None, None, 0.0, id="no certificate"),
+        pytest.param(False, Prediction(saving=0.6), None, 0.0, id="the user reserves for exits off"),
+    ],
+)
+def test_exits_are_counted_for_what_their_certificate_promises_and_no_more(
+    counted: bool, promised: Prediction | None, measured: Saving | None, expected: float
+) -> None:
+    spec = with_pools({"name": "a", "costPerHour": "1", "maxWorkers": 20}, asked=EarlierDays()).spec
+    digests = (f"sha256:{'a' * 64}", f"sha256:{'b' * 64}")
+    plan = Plan(*digests, ramps=(RampThreshold("r0", Decimal("0.5")),))
+    stable = Config("digits-1", plan, ConfigStatus(prediction=promised))
+    assert counted_saving(replace(spec, counts_exits=counted), stable, measured) == pytest.approx(expected, abs=0.011)
+    off = replace(stable, plan=Plan(*digests))
+    assert counted_saving(replace(spec, counts_exits=counted), off, measured) == 0.0
 
 
 def test_the_reason_of_a_plan_fits_into_the_status() -> None:

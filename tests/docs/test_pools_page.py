@@ -13,10 +13,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pools.md"
 
 
 def test_the_manifests_of_the_page_are_what_the_page_says() -> None:
-    fixed, priced, shared = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    fixed, priced, counted, shared = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     spot, fast = parse_spec(yaml.safe_load(priced)["spec"]).pools
     assert (spot.cost_per_hour, spot.max_workers, spot.fixed) == (0.04, 8, False)
     assert (fast.cost_per_hour, fast.min_workers, fast.max_workers) == (0.17, 1, 4)
+    assert (
+        parse_spec(yaml.safe_load(counted)["spec"]).counts_exits
+        and not parse_spec(yaml.safe_load(priced)["spec"]).counts_exits
+    )
     fast, spot = parse_spec(yaml.safe_load(fixed)["spec"]).pools
     assert (fast.name, fast.replicas, spot.name, spot.replicas) == ("fast", 2, "spot", 3)
     assert fast.worker["nodeSelector"] != spot.worker["nodeSelector"]

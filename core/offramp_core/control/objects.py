@@ -605,7 +605,8 @@ class PoolStatus:
 class PoolPlanStatus:
     """The plan of all pools, as it was when it last changed: requests per second that it is for (``demand``) and
     ``answered``, and what the workers cost an hour. While earlier days let expect more than is asked, ``expected`` is
-    how much, and ``asked`` what the recent past asks; else both are 0."""
+    how much, and ``asked`` what the recent past asks; else both are 0. ``saving`` is the share of the engine's time
+    that exits are counted on for, where the spec has them counted."""
 
     demand: float = 0.0
     answered: float = 0.0
@@ -613,6 +614,7 @@ class PoolPlanStatus:
     reason: str = ""
     asked: float = 0.0
     expected: float = 0.0
+    saving: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

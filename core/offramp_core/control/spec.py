@@ -47,6 +47,28 @@ MODEL_FIELDS = {"uri", "digest", "archiveDigest", "endpoint", "region", "secretR
 _LATENCY_FIELDS = {"percentile", "threshold", "timeToFirstToken", "timePerToken"}
 _ACCURACY_FIELDS = {"maxDisagreement", "maxLoss", "confidence", "output", "answerPattern", "sampledAnswers"}
 _ACCURACY_FIELDS |= {"slices", "classes", "everyClass"}
+_SPEC_FIELDS = {
+    "model",
+    "objective",
+    "ramps",
+    "execution",
+    "batching",
+    "deadlineAnswers",
+    "predictionCache",
+    "feedback",
+    "protocols",
+    "rollout",
+    "route",
+    "updatePolicy",
+    "replicas",
+    "autoscaling",
+    "suspend",
+    "worker",
+    "pools",
+    "edge",
+    "poolPlan",
+    "sharing",
+}
 _RAMPS_FIELDS = {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
 _ROLLOUT_FIELDS = {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown"}
 _ROLLOUT_FIELDS |= {"rollbackWindow", "historyLimit", "steps"}
@@ -313,6 +335,8 @@ class ServiceSpec:
     worker: Mapping[str, Any] = field(default_factory=dict)
     #: Without any, all workers are alike, and ``replicas`` of them; else ``replicas`` is the sum of the pools'.
     pools: tuple[WorkerPool, ...] = ()
+    #: Workers of planned pools are counted with what the plan that serves saves, and not with exits off.
+    counts_exits: bool = False
     #: The pool that this is the spec of, where a shell has made it of one of ``pools``; no user writes it.
     in_pool: str = ""
     #: None where all workers answer everything themselves.
@@ -473,31 +497,7 @@ def parse_spec(value: Any) -> ServiceSpec:
     InvalidSpecError
         ``field`` is the JSON path of the first mistake.
     """
-    spec = _Reader(
-        value,
-        "spec",
-        {
-            "model",
-            "objective",
-            "ramps",
-            "execution",
-            "batching",
-            "deadlineAnswers",
-            "predictionCache",
-            "feedback",
-            "protocols",
-            "rollout",
-            "route",
-            "updatePolicy",
-            "replicas",
-            "autoscaling",
-            "suspend",
-            "worker",
-            "pools",
-            "edge",
-            "sharing",
-        },
-    )
+    spec = _Reader(value, "spec", _SPEC_FIELDS)
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
     objective = _objective(spec.section("objective", {"latency", "accuracy", "tiers", "overload"}, required=True))
     ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
@@ -517,8 +517,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         update_policy=_update_policy(
             spec.section("updatePolicy", {"type", "maxSurge", "surgeDeadline", "recreateDeadline", "sideBySide"})
         ),
-        replicas=sum(p.replicas for p in pools) if pools else spec.integer("replicas", 1, low=0, high=MAX_REPLICAS),
-        autoscaling=_autoscaling(spec),
+        **_numbers(spec, pools),
         suspend=spec.boolean("suspend", default=False),
         worker=worker,
         pools=pools,
@@ -1004,6 +1003,23 @@ def _pools(spec: _Reader, worker: Mapping[str, Any], objective: Mapping[str, Any
     if found[0].max_workers is not None and (objective["latency_seconds"] is None or objective["output"] in GENERATED):
         raise InvalidSpecError(path, "are planned by latency.threshold of whole replies; write replicas of each pool")
     return found
+
+
+def _numbers(spec: _Reader, pools: Sequence[WorkerPool]) -> dict[str, Any]:
+    """How many workers there are, or who decides on that and by which figures."""
+    replicas = sum(p.replicas for p in pools) if pools else spec.integer("replicas", 1, low=0, high=MAX_REPLICAS)
+    return {"replicas": replicas, "autoscaling": _autoscaling(spec), "counts_exits": _counts_exits(spec, pools)}
+
+
+def _counts_exits(spec: _Reader, pools: Sequence[WorkerPool]) -> bool:
+    """Whether planned workers need not suffice with exits off."""
+    if "poolPlan" not in spec.value:
+        return False
+    if not pools or pools[0].max_workers is None:
+        raise InvalidSpecError(
+            spec.path("poolPlan"), "is about pools with costPerHour and maxWorkers; give them these, or remove it"
+        )
+    return spec.section("poolPlan", {"noExitFloor"}).choice("noExitFloor", ("Reserve", "None"), "Reserve") == "None"
 
 
 def _sharing(spec: _Reader, model: Mapping[str, Any], objective: Mapping[str, Any]) -> dict[str, Any]:

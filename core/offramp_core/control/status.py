@@ -33,7 +33,7 @@ from offramp_core.control.tuning.tuner import PinJudged, Tuned
 from offramp_core.control.workers.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.workers.delivery import proven_models
 from offramp_core.control.workers.pool_demand import asked_days
-from offramp_core.control.workers.pool_plan import plan_event, with_plan
+from offramp_core.control.workers.pool_plan import counted_saving, plan_event, with_plan
 from offramp_core.control.workers.pools import Model, next_pools, rate_of_all, with_place
 from offramp_core.control.workers.versions import serving_source
 from offramp_core.evidence.one_arm import log_e_value
@@ -50,7 +50,7 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
     facts = _facts(seen, draft, pin)
     ids, costs = seen.served.chain(stable.plan.precision)
     observed, times, audits = observe(facts, ids, costs, audits=draft.measured_of_stable.audits)
-    pools, pool_plan = _pools(seen)
+    pools, pool_plan = _pools(seen, draft)
     facts = replace(facts, pools=pools)
     facts = replace(facts, capacity=_capacity(seen, draft, facts.pools, audits))
     settled = before.settled_generation
@@ -263,7 +263,7 @@ def _workers_of_the_spec(seen: Seen) -> tuple[Worker, ...]:
     return (*main, *seen.trial)
 
 
-def _pools(seen: Seen) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
+def _pools(seen: Seen, draft: Draft) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     served, spec = seen.served, seen.spec
     off = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
     model = Model(served.costs, served.backbone_digest, off.content_hash, spec.latency_seconds or inf)
@@ -271,7 +271,11 @@ def _pools(seen: Seen) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     known = next_pools(spec.pools, seen.everybody, before=before, model=model, distrusted=doubted)
     load, since = seen.snapshot.observed.load, seen.snapshot.watched_since
     placed, shares = with_place(seen.everybody), seen.snapshot.gathered.shares
-    return with_plan(seen.service, known, load, placed=placed, shares=shares, now=seen.now, watched_since=since)
+    alarmed = any(w.state is not None and w.state.breaker_open for w in seen.everybody)
+    saving = 0.0 if alarmed else counted_saving(spec, draft.stable, draft.measured_of_stable.engine_time)
+    return with_plan(
+        seen.service, known, load, placed=placed, shares=shares, now=seen.now, watched_since=since, saving=saving
+    )
 
 
 def _capacity(seen: Seen, draft: Draft, pools: Sequence[PoolStatus], audits: Audits) -> Capacity:

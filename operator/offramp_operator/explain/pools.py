@@ -51,7 +51,8 @@ def _plan(family: Family) -> list[str]:
     numbers = ", ".join(f"{pool.name} {pool.planned}" for pool in pools)
     verb = "recommended" if family.service.spec.pools and family.service.spec.pools[0].fixed else "planned"
     asked = f"for {format_rate(plan.demand)} requests/s: {plan.reason}"
-    return [f"workers {verb}: {numbers}; {plan.cost_per_hour:g} an hour, {asked}"]
+    counted = f" with exits that save {plan.saving:.0%}" if plan.saving else ""
+    return [f"workers {verb}: {numbers}{counted}; {plan.cost_per_hour:g} an hour, {asked}"]
 
 
 def pool_data(family: Family) -> list[Any]:

@@ -43,7 +43,10 @@ def without_workers(
     # Where the only pool that had workers is lost, another one has to start some.
     load, placed = snapshot.observed.load, with_place(snapshot.workers)
     shares, since = snapshot.gathered.shares, snapshot.watched_since
-    pools, plan = with_plan(service, known, load, placed=placed, shares=shares, now=now, watched_since=since)
+    saving = service.status.pool_plan.saving if service.spec.counts_exits else 0.0
+    pools, plan = with_plan(
+        service, known, load, placed=placed, shares=shares, now=now, watched_since=since, saving=saving
+    )
     planned = plan_event(service, pools, plan, shares)
     facts = replace(_facts(snapshot, trial, version, update, stable=rest.stable, now=now), pools=pools)
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from offramp_core.control.objects import PoolStatus, Service
 from offramp_core.control.snapshot import ClassShare
 from offramp_core.control.spec import WorkerPool
-from offramp_core.control.workers.pool_plan import CAUTION, LEAST_RATE, model_on_its_way, plan_pools, view_of
+from offramp_core.control.workers.pool_plan import (
+    CAUTION,
+    LEAST_RATE,
+    model_on_its_way,
+    plan_pools,
+    view_of,
+    with_exits,
+)
 from offramp_core.fleet import Claim, divide
 
 
@@ -87,7 +94,9 @@ def uses_of(service: Service, *, holds: Mapping[str, int], limited: Collection[s
 def _serves(service: Service, pool: WorkerPool) -> bool:
     """Whether a service could be answered from one of its pools alone."""
     known = tuple(replace(p, planned=0, desired=0) for p in service.status.pools if p.name == pool.name)
-    view = view_of(service, known, max(service.status.pool_plan.demand, LEAST_RATE))
+    view = view_of(
+        service, known, max(service.status.pool_plan.demand, LEAST_RATE), saving=service.status.pool_plan.saving
+    )
     return bool(known) and bool(plan_pools(replace(view, pools=(pool,))).planned)
 
 
@@ -99,8 +108,8 @@ def _claim(service: Service, pool: WorkerPool, *, name: str, holds: int, limited
     demand = max(plan.demand, LEAST_RATE)
     expected = max(0.0, demand - plan.asked) if plan.expected else 0.0
     spare, least = demand * CAUTION.spare, pool.min_workers
-    planned = plan_pools(view_of(service, tuple(known.values()), demand)).planned
-    rates = {p.name: p.worker_rate for p in known.values()}
+    planned = plan_pools(view_of(service, tuple(known.values()), demand, saving=plan.saving)).planned
+    rates = {p.name: p.worker_rate for p in with_exits(known.values(), plan.saving)}
     if spec.route is None:  # requests are shared by numbers: the slowest of those that serve counts for all
         slowest = min((rates[p] for p, n in planned.items() if n), default=0.0)
         rates = {p: min(rate, slowest) if rate >= slowest else 0.0 for p, rate in rates.items()}

@@ -1,6 +1,7 @@
 """How many workers each pool of a service is to have: the cheapest that answer what is asked, by the fleet's planner.
 
-Figures are those with exits off, so that a plan may be taken back at any moment. A worker behind a Service has a queue
+Figures are those with exits off, so that a plan may be taken back at any moment, unless the user has exits counted
+(:func:`with_exits`). A worker behind a Service has a queue
 of its own; the room that independent users take of one is in its rate already. Where requests are shared by numbers of
 workers, each worker of the pools that serve together gets as many, so that none of them counts for more than the
 slowest of them can do: every set of the fastest pools is planned, and the cheapest taken.
@@ -8,12 +9,13 @@ slowest of them can do: every set of the fastest pools is planned, and the cheap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from offramp_core.control.objects import PoolPlanStatus, PoolStatus, Service
+from offramp_core.control.objects import Config, PoolPlanStatus, PoolStatus, Saving, Service
 from offramp_core.control.snapshot import ClassShare, Event, Load
-from offramp_core.control.spec import WorkerPool
+from offramp_core.control.spec import ServiceSpec, WorkerPool
 from offramp_core.control.workers.pool_demand import Foreseen, foreseen
 from offramp_core.fleet import (
     Caution,
@@ -35,6 +37,7 @@ LEAST_RATE = 1e-3  # of a service that nobody asks: one worker stays, or nobody 
 WATCHED_SECONDS = 120.0  # of requests that this process must have seen before it takes workers away
 CAUTION = Caution()
 TINY = 1e-9
+MOST_SAVING = 0.9  # of the engine's time that exits are counted on for
 MOST_REASON = 1024  # characters that a status may hold
 
 
@@ -170,9 +173,11 @@ def with_plan(
     shares: Mapping[str, ClassShare],
     now: float,
     watched_since: float,
+    saving: float = 0.0,
 ) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     """How each pool stands with what is planned for it now, and the plan. Where the spec says how many workers there
-    are, the plan is told and changes nothing."""
+    are, the plan is told and changes nothing. ``saving`` is the share of the engine's time that exits are counted on
+    for."""
     spec, before = service.spec, service.status.pool_plan
     if not spec.pools or spec.pools[0].max_workers is None:
         return known, PoolPlanStatus()
@@ -181,13 +186,14 @@ def with_plan(
         shares = {name: replace(share, most=max(share.most, has[name])) for name, share in shares.items()}
     seen = foreseen(service, load, now=now, lead_seconds=max(map(startup_seconds, known)))
     view = replace(
-        view_of(service, known, seen.rate),
+        view_of(service, known, seen.rate, saving=saving),
         may_lower=now - watched_since >= WATCHED_SECONDS,
         placed=placed,
         answered=before.answered,
         shares=shares,
     )
     draft = _asked_and_expected(before, seen, steady=bool(shares), may_lower=view.may_lower)
+    draft = replace(draft, saving=saving)
     plan = plan_pools(view)
     short = plan.answered < draft.demand * (1 - TINY) or not plan.planned
     numbers = next_numbers(view, plan.planned)
@@ -203,6 +209,7 @@ def with_plan(
         return tuple(pools), _without_plan(draft, plan.reason, in_short(service, pools, shares), moving=moving)
     same = all((a.planned, a.wanted) == (b.planned, b.wanted) for a, b in zip(pools, known, strict=True))
     steady = (draft.demand, draft.asked) == (before.demand, before.asked) if shares else True
+    same = same and saving == before.saving
     if before.reason and same and steady and seen.expected == (before.expected > 0):
         return tuple(pools), before
     reason = _joined([plan.reason, seen.reason, *in_short(service, pools, shares)])
@@ -237,11 +244,37 @@ def _without_plan(draft: PoolPlanStatus, reason: str, lacking: Sequence[str], *,
     return replace(draft, reason=_joined([reason or draft.reason]))
 
 
-def view_of(service: Service, known: tuple[PoolStatus, ...], demand: float) -> PoolsView:
+def view_of(service: Service, known: tuple[PoolStatus, ...], demand: float, *, saving: float) -> PoolsView:
     """What a plan for a demand looks at, with nothing known of other services and of pods."""
-    spec = service.spec
+    spec, known = service.spec, with_exits(known, saving)
     latency, late_share = spec.latency_seconds or 0.0, 1 - spec.latency_share
     return PoolsView(spec.pools, known, demand, latency, late_share, by_weight=spec.route is not None)
+
+
+def with_exits(known: Iterable[PoolStatus], saving: float) -> tuple[PoolStatus, ...]:
+    """What workers do while their plan saves so much of the engine's time.
+
+    Examples
+    --------
+    >>> [pool.worker_rate for pool in with_exits([PoolStatus("a", worker_rate=60.0, batch_seconds=0.1)], 0.5)]
+    [120.0]
+    """
+    left = 1 - saving
+    return tuple(
+        replace(p, worker_rate=p.worker_rate / left, batch_seconds=p.batch_seconds * left) if saving else p
+        for p in known
+    )
+
+
+def counted_saving(spec: ServiceSpec, stable: Config, measured: Saving | None) -> float:
+    """What the plan that serves is counted on to save of the engine's time, where the user has exits counted: what its
+    certificate promises once audits are paid for, or less where the batches that are held back say that it surely is;
+    rounded down. Nothing of a plan without a certificate."""
+    promised = stable.status.prediction
+    if not spec.counts_exits or stable.plan.exits_off or promised is None:
+        return 0.0
+    surely = promised.net if measured is None else min(promised.net, measured.high)
+    return min(max(0.0, math.floor(100 * surely) / 100), MOST_SAVING)
 
 
 def steady_demand(before: float, demand: float, *, may_lower: bool) -> float:
@@ -289,10 +322,14 @@ def plan_event(
     verb = "expected" if plan.expected else "asked for"
     message = (
         f"workers {'recommended' if fixed else 'planned'}: {now}; {dear}; {plan.demand:g} requests/s are {verb}, "
-        f"these answer {plan.answered:g} with exits off; {plan.reason}{_until_then(service, pools, plan)}"
+        f"these answer {plan.answered:g} with exits {_exits(plan)}; {plan.reason}{_until_then(service, pools, plan)}"
     )
     reason = Reason.POOLS_RECOMMENDED if fixed else Reason.WORKER_CLASS_FULL if short else Reason.POOLS_PLANNED
     return Event(reason, message, warning=short and not fixed)
+
+
+def _exits(plan: PoolPlanStatus) -> str:
+    return f"that save {plan.saving:.0%}" if plan.saving else "off"
 
 
 def _until_then(service: Service, pools: Sequence[PoolStatus], plan: PoolPlanStatus) -> str:
