@@ -282,12 +282,16 @@ def _looked_at(records: Records, fresh: int, request: TuningRequest) -> npt.NDAr
     return np.asarray(dense[dense >= first])
 
 
-def as_dense(records: Records, *, consumed_through: float | None) -> npt.NDArray[np.bool_]:
-    """Which rows (n,) were drawn at about the rate of those after a test, or at a higher one: thinner ones show nothing
-    of scenes."""
-    if records.time is None or consumed_through is None:
-        return _as_dense(records, np.ones(len(records), bool))
-    return _as_dense(records, records.time > consumed_through)
+def rows_for_scenes(records: Records, *, consumed_through: float | None, discard_before: float | None) -> int:
+    """How many rows a look for scenes has: of those that no alarm has made stale, used ones included, drawn at about
+    the rate of the fresh ones or at a higher one, as many as that rate would have drawn."""
+    if records.time is None:
+        return 0
+    kept = _not_stale(records.time, discard_before)
+    fresh = kept & _unused(records.time, consumed_through)
+    if records.draw is not None and records.audit_rate is not None and fresh.any():
+        kept &= records.draw < records.audit_rate[fresh].min()
+    return int(np.count_nonzero(kept & _as_dense(records, fresh)))
 
 
 def _as_dense(records: Records, tested: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -616,12 +620,18 @@ def fresh_rows(records: Records, *, consumed_through: float | None, discard_befo
     """How many records of equal weight there are that no test has used and no alarm has made stale."""
     if records.time is None:
         return 0
-    used = -math.inf if consumed_through is None else consumed_through
-    since = -math.inf if discard_before is None else discard_before
-    fresh = (records.time > used) & (records.time >= since)
+    fresh = _unused(records.time, consumed_through) & _not_stale(records.time, discard_before)
     if records.draw is None or records.audit_rate is None or not fresh.any():
         return int(np.count_nonzero(fresh))
     return int(np.count_nonzero(records.draw[fresh] < records.audit_rate[fresh].min()))
+
+
+def _unused(time: npt.NDArray[np.float64], consumed_through: float | None) -> BoolArray:
+    return np.asarray(time > (-math.inf if consumed_through is None else consumed_through))
+
+
+def _not_stale(time: npt.NDArray[np.float64], discard_before: float | None) -> BoolArray:
+    return np.asarray(time >= (-math.inf if discard_before is None else discard_before))
 
 
 def split_rows(

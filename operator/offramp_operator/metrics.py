@@ -146,6 +146,7 @@ UNITS: Mapping[str, str] = {
     "earlyexit_operator_reconcile_errors_total": "passes",
     "earlyexit_operator_event_errors_total": "events",
     "earlyexit_operator_reconcile_total": "passes",
+    "earlyexit_operator_waiting_records_ratio": "ratio",
     "earlyexit_operator_watch_late_seconds": "seconds",
     "earlyexit_rollout_gate_evidence_ratio": "ratio",
     "earlyexit_rollout_gate_exposure_ratio": "ratio",
@@ -233,6 +234,12 @@ class Metrics:
             ["standing"],
             registry=self.registry,
         )
+        self._room = Gauge(
+            "earlyexit_operator_waiting_records_ratio",
+            "Records of services whose tuning waits for more, as a share of the room that this process has for them; "
+            "near 1 those with the most lose their oldest. More shards give more room.",
+            registry=self.registry,
+        )
         self._acknowledged = Histogram(
             "earlyexit_operator_acknowledgement_duration_seconds",
             "From a plan document's publication to the pass that found it in force in every ready worker; canary "
@@ -251,6 +258,10 @@ class Metrics:
         """Show how many services stand in each way, counted when somebody scrapes."""
         for how in get_args(Standing):
             self._paced.labels(how).set_function(partial(standing, how))
+
+    def records(self, room_taken: Callable[[], float]) -> None:
+        """Show how much of the room for records is taken, computed when somebody scrapes."""
+        self._room.set_function(room_taken)
 
     def reconciled(self, seconds: float, *, failed: bool) -> None:
         """One pass has ended."""

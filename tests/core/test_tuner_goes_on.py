@@ -154,6 +154,54 @@ def test_one_name_of_a_gateway_is_no_name() -> None:
     assert not asked(tune_or_wait(replace(now, snapshot=changed(now.snapshot, records=gateway))))
 
 
+@pytest.mark.parametrize(
+    ("kind", "believed"),
+    [("renamed every 300", False), ("most of all", False), ("four in turn", True), ("users, many of them once", True)],
+)
+def test_a_name_that_most_requests_have_while_it_is_there_is_that_of_a_gateway(kind: str, believed: bool) -> None:
+    """Of first certificates of 64 sources behind a gateway that was renamed every 300 requests 25 of 40 were over
+    budget, and 17 of 40 where 88 % of the requests came from one and the others from three clients."""
+    fleet, i, rng = settled(), np.arange(2_000), np.random.default_rng(4)
+    now = view(fleet, rows=2_000, fresh=1_990, status=TuningStatus())
+    stream = {
+        "renamed every 300": i // 300 + 1,
+        "most of all": rng.choice(4, size=2_000, p=[0.88, 0.04, 0.04, 0.04]) + 1,
+        "four in turn": rng.integers(1, 5, 2_000),
+        "users, many of them once": rng.geometric(0.003, 2_000),
+    }[kind]
+    store = now.snapshot.observed.records
+    assert store is not None
+    named = replace(store, records=replace(store.records, stream=stream.astype(np.int64)))
+    assert asked(tune_or_wait(replace(now, snapshot=changed(now.snapshot, records=named)))) == believed
+
+
+def test_dense_records_of_the_night_are_counted_as_those_of_the_day_are() -> None:
+    """Taken as they were, 19,000 of the night let 1,200 of the day be tested, of which 380 more were looked at: 7 and 9
+    of 20 certificates were over budget."""
+    fleet = settled()
+    now = without_names(view(fleet, rows=20_000, fresh=1_200, status=TuningStatus(tests_run=1)))
+    store = now.snapshot.observed.records
+    assert store is not None
+    rate = np.where(np.arange(20_000) < 18_800, 1.0, 0.02).astype(np.float32)
+    draw = (np.random.default_rng(1).random(20_000) * rate).astype(np.float32)
+    night = replace(store, records=replace(store.records, draw=draw, audit_rate=rate))
+    told = tune_or_wait(replace(now, snapshot=changed(now.snapshot, records=night)))
+    assert not asked(told) and told.status.labels_needed == pytest.approx(4_700, abs=100)
+
+
+def test_records_from_before_an_alarm_thin_out_none_of_those_after_it() -> None:
+    fleet = settled()
+    now = without_names(view(fleet, rows=8_000, fresh=7_990, status=TuningStatus(tests_run=1)))
+    store = now.snapshot.observed.records
+    assert store is not None
+    rate = np.where(np.arange(8_000) < 2_000, 0.02, 1.0).astype(np.float32)
+    draw = (np.random.default_rng(1).random(8_000) * rate).astype(np.float32)
+    quiet = changed(now.snapshot, records=replace(store, records=replace(store.records, draw=draw, audit_rate=rate)))
+    assert not asked(tune_or_wait(replace(now, snapshot=quiet)))
+    alarmed = replace(now.status, records_since_at=fleet.now - 6_000)
+    assert asked(tune_or_wait(replace(now, snapshot=quiet, status=alarmed)))
+
+
 def test_thin_records_of_a_quiet_time_show_no_scenes_of_a_dense_one() -> None:
     """13 of 150 certificates were over budget where 19,000 records of quiet audits lay beside 1,200 dense ones."""
     fleet = settled()
@@ -194,6 +242,8 @@ def test_what_few_labels_seem_worth_is_measured_again_before_a_proof_would_take_
     assert not asked(tune_or_wait(waiting))
     more = view(fleet, rows=2_100, fresh=2_050, status=told.status)
     assert asked(tune_or_wait(more))
+    next_day = replace(waiting, now=waiting.now + 86_401)
+    assert asked(tune_or_wait(next_day)), "where load follows the day no pool may ever hold twice the labels"
 
 
 def test_an_alarm_and_another_objective_end_what_labels_seemed_to_be_worth() -> None:
@@ -216,10 +266,14 @@ def test_a_tuning_that_cannot_say_what_labels_are_worth_is_not_begun_again_at_on
 
 def test_with_as_many_labels_as_are_ever_kept_it_is_measured_again_once_a_day() -> None:
     fleet = settled()
-    now, told = told_of(fleet, NeedsLabels(MOST_LABELS, 600_000, design_effect=880.0), TuningStatus(), fresh=4_000)
+    outcome = NeedsLabels(MOST_LABELS, 600_000, design_effect=880.0)
+    now, told = told_of(fleet, outcome, TuningStatus(), fresh=4_000)
     assert told.status.state == "Idle" and "at most 200000 are kept" in told.status.message
     later = replace(now, status=replace(told.status, consumed_through_at=now.status.consumed_through_at))
     assert not asked(tune_or_wait(later))
+    eager = replace(now.status, eager_since_at=now.now - 20 * 86_400, audit_rate=1.0)
+    again = replace(now, status=eager, snapshot=replace(now.snapshot, tuning_outcome=outcome))
+    assert tune_or_wait(again).status.next_attempt_at == now.now + 86_400, "however long audits were many for it"
     assert asked(tune_or_wait(replace(later, now=now.now + 86_401)))
 
 

@@ -26,7 +26,7 @@ from offramp_operator.local.records import load_pools, save_pool
 from offramp_operator.shell import observe, wire
 from offramp_operator.shell.observe import MOST_REFUSED, SECONDS_UNTIL_SILENT, Observer
 from offramp_operator.shell.platform import ServiceKey
-from offramp_operator.shell.record_pool import RampSetKey
+from offramp_operator.shell.record_pool import RampSetKey, row_bytes
 from offramp_operator.shell.signing import SigningKey
 
 KEY = ServiceKey("default", "digits")
@@ -161,17 +161,48 @@ def test_a_backlog_larger_than_one_answer_is_caught_up_in_one_pass(spawn: Callab
     asyncio.run(story())
 
 
-def test_a_pool_keeps_as_many_records_as_the_tuning_waits_for_and_those_to_search_on(
-    spawn: Callable[[str], StubWorker],
+def test_while_a_tuning_waits_its_pool_grows_beyond_a_whole_one_also_before_its_status_is_known(
+    spawn: Callable[[str], StubWorker], tmp_path: Path
 ) -> None:
+    """Where load follows the day few of many rows count as labels. A restart of the local operator left 20,000."""
+
     async def story() -> None:
-        a = spawn("a")
+        a, idle = spawn("a"), TuningStatus(Reason.IDLE)
         a.rows = 32_000
-        waits = TuningStatus(Reason.COLLECTING_LABELS, labels_needed=24_000)
-        for tuning, kept in ((TuningStatus(Reason.COLLECTING_LABELS), 20_000), (waits, 30_000)):
-            async with bench() as made:
-                found = await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, tuning=tuning)
-                assert len(times(found)) == kept
+        async with bench() as made:
+            assert len(times(await made.observer.observe(KEY, (endpoint(a),), token=TOKEN))) == 32_000
+            ((key, pool),) = made.observer.pools(KEY).items()
+            save_pool(tmp_path, key, pool.dump())
+        async with bench() as made:
+            made.observer.restore(KEY, load_pools(tmp_path))
+            assert len(times(await made.observer.observe(KEY, (endpoint(a),), token=TOKEN))) == 32_000
+            found = await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, tuning=idle)
+            assert len(times(found)) == 20_000, "without a new row too"
+
+    asyncio.run(story())
+
+
+def test_services_whose_tuning_waits_share_a_bound_and_the_largest_gives_way(
+    spawn: Callable[[str], StubWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "CAPACITY_ROWS", 100)
+    monkeypatch.setattr(observe, "rows_each", lambda *_, **__: 50)
+    monkeypatch.setattr(observe, "WAITING_BYTES", 500 * row_bytes(2))
+    one, other = (ServiceKey("default", name) for name in ("one", "other"))
+
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        a.rows, b.rows = 450, 150
+        async with bench() as made:
+
+            async def kept(key: ServiceKey, worker: StubWorker) -> int:
+                made.monotonic += 2.0
+                return len(times(await made.observer.observe(key, (endpoint(worker),), token=TOKEN)))
+
+            assert [await kept(one, a), await kept(other, b)] == [450, 150]
+            assert made.observer.room_taken() == pytest.approx(1.2)
+            assert [await kept(one, a), await kept(other, b)] == [350, 150]
+            assert made.observer.room_taken() == pytest.approx(1.0)
 
     asyncio.run(story())
 
@@ -538,8 +569,9 @@ def test_a_pool_keeps_the_rows_that_a_tuner_waits_for_whatever_it_says(spawn: Ca
     """A tuner that took its budget for hopeless waited for 5,000 rows, of which a large fleet kept 2,000."""
     keeps = observe._rows_to_keep
     for tuning_state, awaited, services, rows in (
-        ("Idle", 24_000, 1, 30_000),
-        ("Idle", 5_000, 2_000, 20_000),
+        ("Idle", 24_000, 1, 250_000),
+        ("Idle", 5_000, 2_000, 250_000),
+        ("CollectingLabels", 0, 2_000, 250_000),
         ("Idle", 600_000, 1, 20_000),
         ("Suspended", 150_000, 1, 20_000),
     ):

@@ -19,7 +19,14 @@ from offramp_core.records import Records, records_from_arrays
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_worker import block
 
-from offramp_operator.shell.record_pool import CAPACITY_ROWS, ENOUGH_ROWS, POOLS_BYTES, RecordPool, rows_each
+from offramp_operator.shell.record_pool import (
+    CAPACITY_ROWS,
+    ENOUGH_ROWS,
+    POOLS_BYTES,
+    RecordPool,
+    rows_each,
+    shares_of_waiting,
+)
 from offramp_operator.shell.wire import MAX_BLOCK_ROWS, RecordRows, decode_rows
 
 
@@ -128,6 +135,22 @@ def test_the_pools_of_many_services_share_an_operators_memory_and_each_can_still
     assert rows_each(1, n_ramps=12) == CAPACITY_ROWS
     assert rows_each(300, n_ramps=12) * 300 * (8 * 12 + 36) == pytest.approx(POOLS_BYTES, rel=0.01)
     assert rows_each(5000, n_ramps=27) == ENOUGH_ROWS
+
+
+@pytest.mark.parametrize(
+    ("kept", "shares"),
+    [
+        ([], []),
+        ([900, 50], [1_000, 1_000]),
+        ([800, 50, 300], [650, 650, 650]),
+        ([800, 600, 100], [450, 450, 450]),
+        ([90] * 12, [100] * 11 + [0]),
+        ([90] * 10 + [500], [100] * 11),
+    ],
+    ids=["nobody", "room for all", "one gives way", "two do", "the last waits for its turn", "a whole pool each"],
+)
+def test_of_services_that_wait_for_records_the_largest_give_way_first(kept: list[int], shares: list[int]) -> None:
+    assert shares_of_waiting(kept, whole=[100] * len(kept), total=1_000) == shares
 
 
 def test_rows_stay_together_when_workers_are_interleaved_by_time() -> None:

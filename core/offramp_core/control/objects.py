@@ -364,11 +364,12 @@ class TuningStatus:
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is
     older (an alarm said that the inputs changed). ``labels`` are those that no test has used, ``labels_needed`` how
     many of them the next attempt waits for, and ``design_effect`` of them are worth one, as far as the last attempt
-    could tell; at ``remeasure_at`` labels that is measured again, where a certificate seemed to take more than there
-    were. ``clustering`` is by how much that grows with the share of requests that are audited. ``eager_since_at``
-    is when audits became as many as can be. ``unpaying`` is the plan for which a look was taken because one of its
-    ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt, ``requested_for`` that of the one
-    under way. ``handled_request`` is the last of the user's requests that was answered.
+    could tell; at ``remeasure_at`` labels, or from ``remeasure_by_at`` on, that is measured again, where a certificate
+    seemed to take more than there were. ``clustering`` is by how much that grows with the share of requests that are
+    audited. ``eager_since_at`` is when audits became as many as can be. ``unpaying`` is the plan for which a look was
+    taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
+    ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was
+    answered.
 
     A worker whose clock runs ahead gives its records times that cannot be, and what they are taken for must not change
     when an operator reads them again. So its records are known by :func:`ring`: those below a number of ``used`` were
@@ -387,6 +388,7 @@ class TuningStatus:
     labels: int = 0
     labels_needed: int = 0
     remeasure_at: int = 0
+    remeasure_by_at: float | None = None
     design_effect: float = 1.0
     clustering: float = 0.0
     failures: int = 0

@@ -81,6 +81,7 @@ def services(
         observer = Observer()
         seat.closing.push_async_callback(observer.close)
         metrics.pace(platform.standing)
+        metrics.records(observer.room_taken)
 
         def take_turns() -> None:
             for woken in platform.take_turns():

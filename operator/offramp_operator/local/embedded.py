@@ -92,6 +92,7 @@ class EmbeddedShell:
         self._platform = LocalPlatform(state, self._fleet, self._key, url=self._front.url, trainer=self._trainer)
         self._board = Board(worker_kind="process", since=time.time())
         self._metrics, self._metrics_port = Metrics(), metrics_port
+        self._metrics.records(self._observer.room_taken)
         self._reconciler = Reconciler(
             self._platform, self._observer, self._key, listener=PassListeners(self._board, self._metrics)
         )

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -35,7 +35,17 @@ from offramp_operator.shell import wire
 from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ServiceKey
-from offramp_operator.shell.record_pool import MOST_EARNING, RampSetKey, RecordPool, rows_each, rows_for
+from offramp_operator.shell.record_pool import (
+    CAPACITY_ROWS,
+    MOST_EARNING,
+    MOST_ROWS,
+    WAITING_BYTES,
+    RampSetKey,
+    RecordPool,
+    row_bytes,
+    rows_each,
+    shares_of_waiting,
+)
 from offramp_operator.shell.rolling_maximum import RollingMaximum
 
 COLLECTING_STATES = (Reason.COLLECTING_LABELS, Reason.TUNING)
@@ -50,6 +60,7 @@ MOST_WINDOWS = 360  # an hour of them
 # what it asks for is the most workers either way.
 MOST_REFUSED = 100_000
 PULLS_AT_ONCE = 128  # over all services; a deadline counts from when a pull begins
+SHARE_SECONDS = 1.0  # between two looks at what the pools of all services take
 MAX_MORE_SETS = 4  # twice what a worker holds
 KEEP_ALIVE_SECONDS = (
     4.0  # workers close idle connections after 5 s; one that closes while a request is on its way fails it
@@ -98,6 +109,7 @@ class _ServiceMemory:
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     tuning: TuningStatus = COLLECTING
     earning: bool = False  # its place, by a canary, and so a whole pool
+    share: int = WAITING_BYTES  # bytes that its pools may take while its tuning waits
 
 
 class Observer:
@@ -123,6 +135,7 @@ class Observer:
         self._clock = clock
         self._monotonic = monotonic
         self._services: dict[ServiceKey, _ServiceMemory] = {}
+        self._shared_at = -math.inf
 
     async def close(self) -> None:
         """End all pulls and close the connections."""
@@ -147,15 +160,19 @@ class Observer:
         nonsense.
 
         ``renew`` says that what is decided can be carried out, as far as is known: else a canary must be left to end
-        with its lease. One that is collecting labels for a tuning keeps as many rows as that takes, one in whose canary
+        with its lease. One whose tuning waits for labels keeps as many rows as there is room for, one in whose canary
         a plan without a certificate is ``earning`` its place keeps what it takes to see scenes (``MOST_EARNING`` at
         once, first come, first served), others their share of the operator's memory.
         """
         known = self._services.setdefault(key, _ServiceMemory())
         known.tuning, known.keeps_windows = tuning, windows
         known.earning = earning and (known.earning or sum(m.earning for m in self._services.values()) < MOST_EARNING)
+        self._shared_at = _share(self._services.values(), now=self._monotonic(), last=self._shared_at)
         memory = await self._pull_all(key, endpoints, token, renew=renew)
-        workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
+        for pool in memory.pools.values():
+            pool.keep(_rows_to_keep(memory, services=len(self._services), n_ramps=pool.n_ramps))
+        pulled = [(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints]
+        workers = tuple(_worker(endpoint, seen, silent=self._silent(seen)) for endpoint, seen in pulled)
         own, others = _records(memory, workers)
         return Observed(workers, own, others, _load(memory, self._monotonic(), self._clock()))
 
@@ -213,6 +230,10 @@ class Observer:
     def pools(self, key: ServiceKey) -> Mapping[RampSetKey, RecordPool]:
         """The record pools of a service, for a shell that keeps them over its own restart."""
         return self._services.get(key, _ServiceMemory()).pools
+
+    def room_taken(self) -> float:
+        """Share of the room for records of services whose tuning waits; near 1 the largest pools give way."""
+        return sum(_kept_bytes(m) for m in self._services.values() if _waits(m.tuning)) / WAITING_BYTES
 
     def restore(self, key: ServiceKey, pools: Mapping[RampSetKey, RecordPool]) -> None:
         """Start a service's memory from kept pools; rows that workers still hold are not added twice."""
@@ -343,16 +364,6 @@ class Observer:
             marks = memory.tuning.not_younger(state.boot_id, ramp_set)
             pool.add(state.boot_id, rows, latest_time=self._clock(), not_younger=marks)
 
-    def _worker(self, endpoint: WorkerEndpoint, seen: _Seen) -> Worker:
-        silent = self._silent(seen)
-        return Worker(
-            endpoint,
-            state=None if silent else seen.state,
-            # The last counts stay: a process that is slow to answer has not lost the audits it reported.
-            observations=seen.observations,
-            distrusted=seen.distrusted,
-        )
-
     # --- HTTP --------------------------------------------------------------------------------------
 
     def _http(self) -> aiohttp.ClientSession:
@@ -402,11 +413,45 @@ class Observer:
             )
 
 
+def _worker(endpoint: WorkerEndpoint, seen: _Seen, *, silent: bool) -> Worker:
+    return Worker(
+        endpoint,
+        state=None if silent else seen.state,
+        # The last counts stay: a process that is slow to answer has not lost the audits it reported.
+        observations=seen.observations,
+        distrusted=seen.distrusted,
+    )
+
+
+def _waits(tuning: TuningStatus) -> bool:
+    """Whether a tuning waits for labels, even if it takes its budget for hopeless and audits are few."""
+    return tuning.state in COLLECTING_STATES or (
+        tuning.state == Reason.IDLE and 0 < tuning.labels_needed <= MOST_LABELS
+    )
+
+
+def _kept_bytes(memory: _ServiceMemory) -> int:
+    return sum(len(pool) * row_bytes(pool.n_ramps) for pool in memory.pools.values())
+
+
+def _share(services: Iterable[_ServiceMemory], *, now: float, last: float) -> float:
+    """Divide what pools may take among the services whose tuning waits, hopeless ones last, now and then; returns
+    when."""
+    if now < last + SHARE_SECONDS:
+        return last
+    waiting = sorted((m for m in services if _waits(m.tuning)), key=lambda m: m.tuning.state == Reason.IDLE)
+    kept = [_kept_bytes(memory) for memory in waiting]
+    whole = [CAPACITY_ROWS * sum(row_bytes(pool.n_ramps) for pool in memory.pools.values()) for memory in waiting]
+    for memory, share in zip(waiting, shares_of_waiting(kept, whole=whole, total=WAITING_BYTES), strict=True):
+        memory.share = share
+    return now
+
+
 def _rows_to_keep(memory: _ServiceMemory, *, services: int, n_ramps: int) -> int:
-    state, awaited = memory.tuning.state, memory.tuning.labels_needed
-    collecting = state in COLLECTING_STATES or (state == Reason.IDLE and 0 < awaited <= MOST_LABELS)
-    whole = rows_for(awaited if collecting else 0)
-    return whole if collecting or memory.earning else rows_each(services, n_ramps=n_ramps)
+    least = CAPACITY_ROWS if memory.earning else rows_each(services, n_ramps=n_ramps)
+    if not _waits(memory.tuning):
+        return least
+    return max(least, min(MOST_ROWS, memory.share // (max(1, len(memory.pools)) * row_bytes(n_ramps))))
 
 
 def _query(memory: _ServiceMemory, seen: _Seen) -> dict[str, str]:

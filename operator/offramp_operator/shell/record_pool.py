@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,11 @@ from offramp_core.protocol import LABELS, LOSSES
 from offramp_operator.shell.wire import UNKNOWN_DRAW, RecordRows
 
 CAPACITY_ROWS = 20_000
+MOST_ROWS = 250_000  # of a pool: the labels that a tuning waits for at most, and those that find plans
 ENOUGH_ROWS = 2_000  # to certify a plan worth five points or more, nearly always (docs/benchmarks.md)
 POOLS_BYTES = 128 * 2**20  # of all services of an operator; some more where that is not enough for each
 MOST_EARNING = 32  # services at once whose canary earns its place and whose pool is whole, beside the above
+WAITING_BYTES = 192 * 2**20  # of the pools of services whose tuning waits for more records than others keep
 _MAX_BOOTS = 4_096  # processes remembered; far more than can still hold rows of ours
 NAMES = ("ramp_id", "ramp_precision")
 ABSENT = {
@@ -37,19 +38,43 @@ class RampSetKey:
     ramp_set_digest: str
 
 
+def row_bytes(n_ramps: int) -> int:
+    """What a row takes in memory."""
+    return 8 * n_ramps + 36
+
+
 def rows_each(services: int, *, n_ramps: int) -> int:
     """Rows that the pool of each of so many services may keep while it collects no labels for a tuning.
 
-    Else an operator's memory would grow with the traffic of all its services, by megabytes each. A row has 8 bytes per
-    ramp and 36 more.
+    Else an operator's memory would grow with the traffic of all its services, by megabytes each.
     """
-    share = POOLS_BYTES // (max(1, services) * (8 * n_ramps + 36))
+    share = POOLS_BYTES // (max(1, services) * row_bytes(n_ramps))
     return min(CAPACITY_ROWS, max(ENOUGH_ROWS, share))
 
 
-def rows_for(awaited: int) -> int:
-    """Rows that a pool keeps while a tuning waits for so many fresh ones, with those that plans are searched on."""
-    return max(CAPACITY_ROWS, math.ceil(1.25 * awaited))
+def shares_of_waiting(kept: Sequence[int], *, whole: Sequence[int], total: int = WAITING_BYTES) -> list[int]:
+    """Bytes of records that each service whose tuning waits for some may keep, by what each has ``kept`` so far.
+
+    The largest give way first, down to the bytes of a ``whole`` pool. Where not even these have room, those that come
+    first have theirs, so that their waiting ends, and the others none.
+    """
+    level, left, shares = _level(sorted(kept), total), total, []
+    for has, enough in zip(kept, whole, strict=True):
+        fits = min(has, enough) <= left
+        shares.append(max(level, enough) if fits else 0)
+        left -= min(has, enough) if fits else 0
+    return shares
+
+
+def _level(kept: Sequence[int], total: int) -> int:
+    """The most that any may keep for all to keep no more than a total, of what they have kept in rising order."""
+    left = total
+    for i, has in enumerate(kept):
+        share = left // (len(kept) - i)
+        if has > share:
+            return share
+        left -= has
+    return total
 
 
 class RecordPool:
@@ -84,8 +109,9 @@ class RecordPool:
 
     def keep(self, capacity: int) -> None:
         """Keep so many rows from now on."""
-        self._capacity = capacity
+        before, self._capacity = self._rows, capacity
         self._trim()
+        self.version += self._rows != before
 
     def add(
         self, boot_id: str, rows: RecordRows, *, latest_time: float, not_younger: Sequence[tuple[int, float]] = ()
@@ -139,8 +165,8 @@ class RecordPool:
         }
 
     @classmethod
-    def load(cls, arrays: dict[str, npt.NDArray[Any]], *, capacity: int = CAPACITY_ROWS) -> RecordPool:
-        """The inverse of :meth:`dump`."""
+    def load(cls, arrays: dict[str, npt.NDArray[Any]], *, capacity: int = MOST_ROWS) -> RecordPool:
+        """The inverse of :meth:`dump`. All rows are kept until somebody says how many are."""
         names = {name: arrays[name] for name in NAMES if name in arrays}
         pool = cls(n_ramps=arrays["uncertainty"].shape[1], names=names, capacity=capacity)
         pool._next = {str(boot): int(seq) for boot, seq in zip(arrays["boot"], arrays["next"], strict=True)}

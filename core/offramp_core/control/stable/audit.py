@@ -70,7 +70,8 @@ def eager_rate(load: Load, *, share: float = 1.0) -> float:
 # mistakes among them. No more than a pool keeps.
 MISTAKES_LOOKED_AT, MOST_LOOKED_AT = 50, 20_000
 SLIGHT = 4  # times as many, with which scenes show clearly
-NEARLY_ALL, FEWEST_NAMES = 0.9, 4  # share of records that name their streams, and how many names there are
+NEARLY_ALL = 0.9  # share of records that name their sources
+MOST_OF_ONE = 0.3  # of the records between its first and its last: a name with more may be a gateway's
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
 
@@ -104,15 +105,25 @@ def measured_clustering(records: Records, *, known: float, budget: float, wary: 
 
 def records_for_scenes(records: Records | None, *, budget: float) -> int:
     """How many records it takes before a look for scenes may let a plan be certified, or accepted without a
-    certificate; 0 where nearly all name their streams, which tells scenes apart at once.
-
-    One name, or a few, may be of gateways that many sources stand behind.
-    """
-    if records is not None and records.stream is not None and not all_streams_differ(records):
-        newest = records.stream[-CLUSTERING_RECORDS:]
-        if float((newest != 0).mean()) >= NEARLY_ALL and len(np.unique(newest[newest != 0])) >= FEWEST_NAMES:
-            return 0
+    certificate; 0 where nearly all name their sources, which tells scenes apart at once."""
+    if records is not None and not all_streams_differ(records) and _named_share(records) >= NEARLY_ALL:
+        return 0
     return min(MOST_LOOKED_AT, math.ceil(MISTAKES_LOOKED_AT / budget))
+
+
+def _named_share(records: Records) -> float:
+    """Share of the newest records whose name may be that of one source among several.
+
+    A name that most requests have while it is there may be that of a gateway, or of one that is renamed now and then,
+    with many sources behind it.
+    """
+    if records.stream is None or not len(records):
+        return 0.0
+    stream = records.stream[-CLUSTERING_RECORDS:]
+    names, first, row, count = np.unique(stream, return_index=True, return_inverse=True, return_counts=True)
+    last = len(stream) - 1 - np.unique(stream[::-1], return_index=True)[1]
+    of_all = (count - 1) / np.maximum(1, last - first)
+    return float(((names != 0) & (of_all <= MOST_OF_ONE))[row].mean())
 
 
 def records_for_slight_scenes(records: Records | None, *, budget: float) -> int:

@@ -190,8 +190,8 @@ def _fallen(seen: Seen, draft: Draft, fall: Fall) -> Draft:
         return replace(draft, tuning=tuning, withdrawn=(Withdrawn(fallen.name, fall.reason, fall.message),))
     tuning = replace(draft.tuning, tuned_for="", next_attempt_at=None)
     if fall.set_is_gone:
-        tuning, sets = replace(tuning, labels_needed=0, remeasure_at=0), replace(draft.ramp_sets, current="")
-        return replace(draft, tuning=tuning, ramp_sets=sets)
+        tuning = replace(tuning, labels_needed=0, remeasure_at=0, remeasure_by_at=None)
+        return replace(draft, tuning=tuning, ramp_sets=replace(draft.ramp_sets, current=""))
     return replace(draft, tuning=tuning)
 
 

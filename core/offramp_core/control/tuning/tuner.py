@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from offramp_core.certify import SliceBudget, TierBudget, all_streams_differ, allowance
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
@@ -35,9 +33,9 @@ from offramp_core.tuning import (
     PinCheck,
     Proposed,
     TuningRequest,
-    as_dense,
     check_pin,
     fresh_rows,
+    rows_for_scenes,
     testable_labels,
     testable_slices,
 )
@@ -56,7 +54,7 @@ _MIN_LABELS, _MAX_LABELS = 300, 5000
 _LABELS_PER_LARGE_BUDGET, _FEWEST_LABELS = 30, 100
 MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
 REMEASURE_GROWTH = 2  # times as many labels, until it is measured again what one is worth
-REMEASURE_SECONDS = 86_400.0  # the same where as many are there as are ever waited for
+REMEASURE_SECONDS = 86_400.0  # after which it is measured again in any case: no more labels may be kept than there are
 # Times what a test for everybody is worth, that may be waited for so that tiers are tested as well: one at a sixth of
 # the budget comes with the first plan, one that is stricter where traffic brings its labels anyway.
 MENU_PATIENCE = 8
@@ -196,6 +194,8 @@ def _awaited_with_names(view: TunerView) -> int:
     status, spec = view.status, view.snapshot.service.spec
     first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
     same = status.requested_for == view.objective
+    if same and status.remeasure_at and view.now >= (status.remeasure_by_at or 0.0):
+        return first_attempt_labels(spec.max_disagreement)
     if same and status.remeasure_at:
         return max(first, status.remeasure_at)
     worth = _worth(view)
@@ -215,13 +215,13 @@ def _lacking_for_scenes(view: TunerView) -> int:
 
 
 def _kept(view: TunerView) -> int:
-    """Records of these inputs, audited about as densely as those of the next test, whether a test has used them or
-    not."""
-    store, since = view.snapshot.observed.records, view.status.records_since_at
-    if store is None or store.records.time is None:
+    """Records of these inputs that the next attempt looks for scenes in."""
+    store = view.snapshot.observed.records
+    if store is None:
         return 0
-    kept = as_dense(store.records, consumed_through=_used_through(view))
-    return int(np.count_nonzero(kept if since is None else kept & (store.records.time >= since)))
+    return rows_for_scenes(
+        store.records, consumed_through=_used_through(view), discard_before=view.status.records_since_at
+    )
 
 
 def _testable(view: TunerView) -> int:
@@ -275,7 +275,7 @@ def _hopeless(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
 def _too_many(view: TunerView, *, needed: int) -> str:
     effect, budget = view.status.design_effect, view.snapshot.service.spec.max_disagreement
     worth = f", as {effect:.1f} of them are worth one" if effect > 1 else ""
-    again = f"; measured again at {needed}" if needed < MOST_LABELS else ""
+    again = f"; measured again at {needed}, or a day after the last attempt" if needed < MOST_LABELS else ""
     return (
         f"a certificate for a budget of {budget:.4%} takes about {max(needed, _worth(view))} labels{worth}; at most "
         f"{MOST_LABELS} are kept{again}. "
@@ -480,6 +480,7 @@ def _outcome_digested(view: TunerView) -> Tuned:
         status,
         labels_needed=0,
         remeasure_at=0,
+        remeasure_by_at=None,
         next_attempt_at=view.now + _pause(view),
         tuned_for=view.objective,
     )
@@ -521,7 +522,8 @@ def _more_labels(view: TunerView, outcome: NeedsLabels) -> TuningStatus:
             labels=outcome.n,
             labels_needed=MOST_LABELS,
             remeasure_at=0,
-            next_attempt_at=view.now + max(REMEASURE_SECONDS, _pause(view)),
+            remeasure_by_at=None,
+            next_attempt_at=view.now + REMEASURE_SECONDS,
             tuned_for=view.objective,
             handled_request=view.request if view.asks_to_tune else status.handled_request,
             message=_too_many(view, needed=outcome.needed),
@@ -531,13 +533,14 @@ def _more_labels(view: TunerView, outcome: NeedsLabels) -> TuningStatus:
     hopeless = _worth(view) > MOST_LABELS
     message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
     if needed < outcome.needed:
-        message += f"; measured again at {needed}"
+        message += f"; measured again at {needed}, or in a day"
     return replace(
         status,
         state=Reason.IDLE if hopeless else Reason.COLLECTING_LABELS,
         labels=outcome.n,
         labels_needed=needed,
         remeasure_at=again,
+        remeasure_by_at=view.now + REMEASURE_SECONDS if again else None,
         message=_too_many(view, needed=needed) if hopeless else message,
     )
 
@@ -626,7 +629,8 @@ def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) ->
 
 def after_alarm(status: TuningStatus, *, now: float) -> TuningStatus:
     """The inputs changed: what was recorded before says nothing about what comes now."""
-    return replace(status, records_since_at=now, tuned_for="", next_attempt_at=None, labels_needed=0, remeasure_at=0)
+    nothing_awaited = replace(status, labels_needed=0, remeasure_at=0, remeasure_by_at=None)
+    return replace(nothing_awaited, records_since_at=now, tuned_for="", next_attempt_at=None)
 
 
 def after_rollback(status: TuningStatus, *, reason: MaybeReason, cooldown: float, now: float) -> TuningStatus:
