@@ -3,6 +3,9 @@
 Pure. Both ways are measured from end to end, so what a slow processor, its queue and its own forwarding cost is in the
 figures, whatever causes it. The slower way is tried again once it has been avoided for so long that trying it costs
 only :data:`EXPLORING` of all time.
+
+A processor limit lets a request run beyond its share, and the next one waits for that. So a try is two in a row, of
+which the second counts, and the first one after it does not.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ LONGEST = 3.0  # times what was expected: what a longer measurement counts as
 HELD_UP, FACTOR = 3, 2.0  # longer ones in a row; to the weight with each more, which no hold-up explains
 FLOOR = 1e-4  # seconds, of what is expected: a mean of nothing could not rise
 EXPLORING = 0.005  # of all time goes to trying the slower way
-MOST_LOST = 2.0  # seconds that a try is taken to cost: 400 s of the other way at most go by before it
+TRY = 2  # requests in a row
+MOST_LOST = 2.0  # seconds that each is taken to cost: 800 s of the other way at most go by before a try
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,9 @@ class Ways:
     core: Mean = field(default_factory=Mean)
     #: Requests since the way that is not in use was tried.
     avoided: int = 0
+    #: Whether the first one of a try was answered and not the second, and whether the last answer was of a try.
+    begun: bool = False
+    tried: bool = False
 
     def by(self, size: int, waiting: Waiting, uplink: Uplink) -> By:
         """Who answers a request of so many bytes."""
@@ -79,8 +86,7 @@ class Ways:
         if not self.core.known:
             return "Core" if least < here else "Edge"
         best: By = "Core" if there < here else "Edge"
-        lost = min(MOST_LOST, abs(there - here))
-        if self.avoided * EXPLORING * min(there, here) < lost or (best == "Edge" and least >= here):
+        if not (self.begun or self._due(here, there)) or (best == "Edge" and least >= here):
             return best
         return "Edge" if best == "Core" else "Core"
 
@@ -91,13 +97,16 @@ class Ways:
         weight = WEIGHT if by == usual else AGAIN_WEIGHT
         much_sooner = seconds < (here if by == "Edge" else there) / LONGEST  # than it was: the next one tries it again
         avoided = self.avoided + 1 if by == usual else self.avoided if much_sooner else 0
+        trying, compared = by != usual, self.edge.known and self.core.known
+        begins = trying and not self.begun and compared and self._due(here, there)
+        known = replace(self, avoided=avoided, begun=begins if trying else self.begun, tried=trying)
+        if begins or (compared and self.tried and not trying):
+            return known
         if by == "Edge":
-            return replace(
-                self, edge=self.edge.after(seconds / (1.0 + waiting.at_edge), weight=weight), avoided=avoided
-            )
+            return replace(known, edge=self.edge.after(seconds / (1.0 + waiting.at_edge), weight=weight))
         sending = _sending(size, waiting, uplink)
         beyond = max(0.0, seconds - sending)
-        return replace(self, core=self.core.after(beyond, weight=weight, beside=sending), avoided=avoided)
+        return replace(known, core=self.core.after(beyond, weight=weight, beside=sending))
 
     def at_least(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
         """With one that had no answer after so many seconds. That says something where an answer was expected before,
@@ -111,6 +120,10 @@ class Ways:
         use."""
         here, there = self._seconds(size, waiting, uplink)
         return there if self.core.known else max(here, self._least(size, waiting, uplink))
+
+    def _due(self, here: float, there: float) -> bool:
+        """Whether the way that is not in use may be tried again."""
+        return self.avoided * EXPLORING * min(here, there) >= TRY * min(MOST_LOST, abs(there - here))
 
     def _least(self, size: int, waiting: Waiting, uplink: Uplink) -> float:
         return uplink.round_trip + _sending(size, waiting, uplink)

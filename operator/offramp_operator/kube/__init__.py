@@ -13,6 +13,7 @@ manifests.py      what a service's workers look like in a cluster
 pods.py           what pods say about workers, as pure functions
 pools.py          the Deployments of a service's pools, as pure functions
 queue.py          a work queue of keys: each key at most once in the queue and at most once in work
+rejected.py       pods that the kubelet rejected, and how many are asked for meanwhile
 routes.py         what an HTTPRoute says of itself
 runtime.py        kopf as the runtime of the operator's process
 scaling.py        who decides how many workers a service has

@@ -11,6 +11,7 @@ update.py    how workers come to another bundle or image
 recreate.py  how the only worker is replaced where there is room for one
 versions.py  two versions of a model side by side
 pace.py      whose workers may be replaced now when all are to be
+rejected.py  how long no further worker is asked for after nodes rejected some
 rest.py      a service that nobody wants workers of
 absent.py    a pass without workers that have reported their model
 """

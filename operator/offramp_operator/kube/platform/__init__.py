@@ -11,6 +11,7 @@ events.py            events about a service, and about the rollout that somethin
 fleet.py             the workers of a service as the cluster has them
 gateway.py           the HTTPRoute that shares a service's requests between two versions, or its pools
 handover.py          Deployments that nobody asks for any more, and when they may go
+holds.py             no further pods are asked for while nodes reject them
 memory.py            what is remembered of a service between passes
 plan_store.py        the signed plan of a service, in a ConfigMap that its workers mount
 pools.py             one Deployment for each pool of a service
