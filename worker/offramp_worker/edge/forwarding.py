@@ -150,6 +150,8 @@ class Forwarding:
 
     def take(self, batch: Batch, runtime: Runtime, progress: Progress, onward: Onward) -> bool:
         """Send rows to the core; False where they are to be computed here."""
+        if self._link.serves_other:
+            return False
         self._learn(batch, runtime, progress, onward)
         onward = _allowed(runtime, onward)
         way = self._way(batch, runtime, onward)
@@ -296,22 +298,30 @@ class Forwarding:
         return None
 
     def _unanswered(self, way: _Way) -> None:
-        """The core has not answered these rows, in time or at all."""
+        """The core has not answered these rows, in time or at all. Where it serves another model by now, as while a new
+        bundle is rolled out, they are computed here."""
+        if self._link.serves_other:
+            self._replies.missed(way.batch, way.runtime, way.onward.rows.tolist(), way.progress)
+            self._run_here(way, way.runtime)
+            return
         if self._offline == "Answer" and way.onward.ramp is None and not way.batch.never_exit:
             runtime = self._in_force()
             if not runtime.exits_off and not runtime.judges_itself:
-                self._try_exits(way, runtime)
+                self._run_here(way, runtime)
                 return
         self._give(way)
 
-    def _try_exits(self, way: _Way, runtime: Runtime) -> None:
-        """Rows of a batch that was sent whole, without trying an exit: they take the exits now, and count for no
-        plan."""
-        rows = way.onward.rows
-        batch = Batch(way.batch.x[rows], [way.batch.owners[row] for row in rows.tolist()], never_exit=False)
+    def _run_here(self, way: _Way, runtime: Runtime) -> None:
+        """Rows that were sent in vain run here and count for no plan. While the core is out of reach they get what the
+        exits say."""
+        rows, to_the_end = way.onward.rows, self._link.serves_other
+        owners = [way.batch.owners[row] for row in rows.tolist()]
+        batch = Batch(way.batch.x[rows], owners, never_exit=way.batch.never_exit)
         progress = Progress(self._clock(), set(range(len(rows))), counts=False)
 
         def rest(onward: Onward) -> bool:
+            if to_the_end:
+                return False
             progress.open_rows.difference_update(onward.rows.tolist())
             self._give(_Way(batch, runtime, progress, _allowed(runtime, onward), way.sent))
             return True

@@ -112,6 +112,8 @@ class Link:
         self.takes_features = True
         #: Why the core is out of reach, in a few words; empty while it answers.
         self.away = "it has not been reached yet"
+        #: Whether it is there and serves something else, as while a new bundle is rolled out.
+        self.serves_other = False
         self._measured_at = -math.inf
         self._rest_until: dict[str, float] = {}  # by path
         self._row_bytes = 8 * bundle.task.width * (2 * len(bundle.columns) + 4)  # more than any reply has
@@ -198,8 +200,8 @@ class Link:
         except CoreRefusedError as error:
             self.takes_features = self.takes_features and request.sent != "Features"
             log_event("core-refused", level="warning", core=self.core, what=request.what, reason=str(error))
-        except (OSError, CoreAwayError) as error:
-            self.lose(_words(error))
+        except (OSError, CoreAwayError, OtherModelError) as error:
+            self.lose(_words(error), serves_other=isinstance(error, OtherModelError))
         except Exception as error:  # whoever waits must hear of it, whatever it is
             self._failed(request, error)
         finally:
@@ -245,10 +247,7 @@ class Link:
         """An answer of this very model and its ramps."""
         headers = reply.headers
         boot = headers.get(BOOT_HEADER, "")
-        try:
-            self._check(Core(self._mine.model, headers.get(DIGEST_HEADER, ""), headers.get(RAMPS_HEADER, ""), boot))
-        except OtherModelError as error:
-            raise CoreAwayError(str(error)) from error
+        self._check(Core(self._mine.model, headers.get(DIGEST_HEADER, ""), headers.get(RAMPS_HEADER, ""), boot))
         if not boot:
             raise CoreAwayError(f"{self.core} does not say which process it is")
         self.boot = boot
@@ -280,7 +279,7 @@ class Link:
         if self.away:
             self.takes_features = True
             log_event("core-reached", core=self.core, uplink_mbit=round(rate * 8e-6, 3), round_trip=round(short, 4))
-        self.away = ""
+        self.away, self.serves_other = "", False
 
     async def _meet(self) -> tuple[float, float]:
         """Bytes per second, and the seconds of an empty request; all of it within the longest patience."""
@@ -328,10 +327,10 @@ class Link:
             if theirs != mine:
                 raise OtherModelError(f"OFFRAMP_CORE is {self.core}: its {field} is {theirs[:80]}, this edge's {mine}")
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, *, serves_other: bool = False) -> None:
         """The core is out of reach, until it has said again who it is."""
         with self._lock:
-            known, self.away = self.away, why
+            known, self.away, self.serves_other = self.away, why, serves_other
         if why != known:
             log_event("core-away", level="warning", core=self.core, reason=why)
 
@@ -343,7 +342,7 @@ class Link:
                 except Exception as error:  # a thread that ended would never find the core again
                     if self._closed.is_set():
                         return
-                    self.lose(_words(error))
+                    self.lose(_words(error), serves_other=isinstance(error, OtherModelError))
             tick()
 
 
@@ -352,7 +351,7 @@ def _refused(request: _Request, reply: Answer) -> OfframpError:
     for this. What else it says is of one request."""
     status, words = reply.status, _refusal(reply)
     if status == HTTPStatus.CONFLICT:
-        return CoreAwayError(words)
+        return OtherModelError(words)
     if status == HTTPStatus.TOO_MANY_REQUESTS or (status == HTTPStatus.GATEWAY_TIMEOUT and request.within < math.inf):
         return CoreBusyError(words)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
