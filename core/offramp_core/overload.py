@@ -11,9 +11,10 @@ anew.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from offramp_core.admission import Pace
+from offramp_core.admission import SURGE, WEIGHT, Pace
 
 NEARLY = 0.8  # of what a request may wait: overload begins
 SHORT = 0.4  # of the same: the queue is short
@@ -24,11 +25,46 @@ MEMORY_SECONDS = 1.0  # after which the work that came counts a third
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds of batches by their rows, fitted to the newest ones by least squares: most of what a batch takes that
+    nearly everybody leaves early may be its own, and not its rows'. ``rows`` and ``seconds`` are means."""
+
+    rows: float
+    seconds: float
+    variance: float
+    covariance: float
+
+    @classmethod
+    def through(cls, seconds: Sequence[float]) -> Line:
+        """The smallest batch and the largest one, before any was measured."""
+        half = (len(seconds) - 2) / 2
+        rise = (seconds[-1] - seconds[1]) / 2
+        return cls(1 + half, seconds[1] + rise, half**2, half * rise)
+
+    def after(self, *, rows: int, seconds: float) -> Line:
+        more, longer = rows - self.rows, seconds - self.seconds
+        return Line(
+            self.rows + WEIGHT * more,
+            self.seconds + WEIGHT * longer,
+            (1 - WEIGHT) * (self.variance + WEIGHT * more**2),
+            (1 - WEIGHT) * (self.covariance + WEIGHT * more * longer),
+        )
+
+    def predicted(self, rows: int) -> float:
+        """Neither rows nor batches take less than nothing. Where all had about as many rows, their time is the
+        rows'."""
+        each = self.seconds / self.rows
+        slope = min(each, max(0.0, (self.covariance + each) / (self.variance + 1.0)))
+        return self.seconds + slope * (rows - self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Overload:
     """``pace`` is what batches under the thresholds for overload take; it is measured, and before that nothing is
     expected of them. ``since`` is when overload began or ended last."""
 
     pace: Pace
+    line: Line | None = None
     on: bool = False
     since: float = -math.inf
     #: Engine seconds of everybody's plan that the requests of the last second or so would take, at the time ``at``.
@@ -65,4 +101,7 @@ class Overload:
 
     def after(self, *, rows: int, seconds: float) -> Overload:
         """Once a batch of ``rows`` rows under the thresholds for overload kept the engine for ``seconds``."""
-        return replace(self, pace=self.pace.after(rows=rows, seconds=seconds))
+        taken = min(seconds, SURGE * self.pace.seconds[rows])
+        line = (self.line or Line.through(self.pace.seconds)).after(rows=rows, seconds=taken)
+        pace = Pace((0.0, *(line.predicted(n) for n in range(1, len(self.pace.seconds)))), least=0.0)
+        return replace(self, line=line, pace=pace)

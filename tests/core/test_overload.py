@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,6 +97,9 @@ class Worker:
     may_ease: bool
     #: Of all these times.
     scale: float = 1.0
+    #: Of a batch under overload besides those of its rows, and how long the machine stands still every two seconds.
+    own: float = 0.0
+    stall: float = 0.0
     now: float = 0.0
     refused: int = 0
     #: When each request came, and what it waited for its answer; of those under overload apart.
@@ -131,7 +135,10 @@ class Worker:
             if batch.overload != was_on:
                 self.switches.append(self.now)
                 was_on = batch.overload
-            self.now += self.scale * len(batch) * (0.0025 if batch.overload else 0.009)
+            began = self.now
+            self.now += self.scale * len(batch) * (0.0025 if batch.overload else 0.009) + self.own * batch.overload
+            if began // 2 != self.now // 2:
+                self.now += self.stall
             batcher.ended(batch, eased=batch.overload)
             (self.eased if batch.overload else self.usual).extend(
                 (t.admitted, self.now - t.admitted) for t, _ in batch.owners
@@ -162,6 +169,35 @@ def test_a_burst_of_four_times_is_answered_within_a_second_of_its_beginning_and_
     assert 10 < worker.switches[0] < 11 and came.min() > 9.5
     assert worker.switches[-1] < 22.5 and len(worker.switches) <= 4
     assert np.mean((came > 10) & (came < 20)) > 0.9
+
+
+def test_who_waited_for_a_stall_is_not_refused_where_one_batch_answers_all() -> None:
+    """Fails where what a batch takes counts as its rows' time alone: after small ones a full one seems long."""
+    arrivals = [at for at in burst(0) if 8 < at < 20]
+    worker = Worker(may_ease=True, own=0.04, stall=0.35)
+    worker.serve(arrivals, objective=0.4)
+    assert worker.refused == 0 and len(worker.eased) > 1000
+
+
+def test_what_batches_under_overload_take_is_learned_by_their_rows_and_by_themselves() -> None:
+    overload, rng = Overload(PACE), np.random.default_rng(1)
+    assert overload.pace.seconds == PACE.seconds
+    for rows in rng.integers(1, 20, 300).tolist():
+        overload = overload.after(rows=rows, seconds=0.02 + 0.001 * rows)
+    assert overload.pace.seconds[1] == pytest.approx(0.021, rel=0.05)
+    assert overload.pace.seconds[32] == pytest.approx(0.052, rel=0.05)
+    for _ in range(300):
+        overload = overload.after(rows=2, seconds=0.03)
+    assert overload.pace.seconds[2] == pytest.approx(0.03, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.integers(1, 32), st.floats(0, 10)), min_size=1, max_size=60))
+def test_no_batch_is_expected_to_take_less_than_one_of_fewer_rows(batches: list[tuple[int, float]]) -> None:
+    overload = Overload(PACE)
+    for rows, seconds in batches:
+        overload = overload.after(rows=rows, seconds=seconds)
+    expected = overload.pace.seconds
+    assert expected[1] >= 0 and all(a <= b + 1e-9 for a, b in itertools.pairwise(expected[1:]))
 
 
 # --- what begins it, by the worker's own queue -----------------------------------------------------

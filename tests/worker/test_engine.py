@@ -15,6 +15,7 @@ from typing import Any
 import bundles
 import numpy as np
 import pytest
+from desks import Service
 from engines import new_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -304,6 +305,25 @@ def test_a_worker_is_not_ready_before_it_is_warm(bundle_dir: Path, monkeypatch: 
     worker.load()
     assert (ready, worker.ready) == ([False], True)
     worker.finish(seconds=30.0)
+
+
+def test_only_a_plan_that_is_new_is_warmed_beside_requests(
+    bundle_dir: Path, bundle: Bundle, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, warmed = Service(bundle_dir, bundle, sessions), list[Sequence[Runnable]]()
+    monkeypatch.setattr(Sessions, "warm_up", lambda _sessions, _most, stages: warmed.append(stages))
+    first, second = service.plan(), service.plan({"r00-grid": "0.5"})
+    service.run(first)
+    service.run(first, audit_rate=0.5)
+    service.run(first, canary=second, weight=10)
+    service.run(first, canary=second, weight=50)
+    canary = service.engine.active.canary
+    service.run(second)
+    stable = service.engine.active.stable
+    assert stable is not None and canary is not None and stable.stages is canary.stages
+    assert len(warmed) == 2 and warmed[1] is stable.stages
+    service.engine.close()
+    assert service.engine.join(DEADLINE_SECONDS)
 
 
 def test_texts_are_warmed_at_every_length_they_are_filled_up_to_and_the_largest_batch_comes_first() -> None:

@@ -96,23 +96,29 @@ class ClassifierPlans(PlanTarget):
         return sets.loaded(wanted or [sets.own_digest])
 
     def _stages(self, plan: Plan, sets: Mapping[str, HeldSet]) -> tuple[Runnable, ...]:
-        """Stages for the ramps that some row can leave at.
+        """Warm stages for the ramps that some row can leave at. A plan in force keeps its own: epochs change more often
+        than plans do, and warming takes seconds from the requests that are served meanwhile.
 
         A threshold of 0 lets no row leave, so that ramp's head need not run.
         """
+        in_force = self._engine.arms.active
+        for runtime in (in_force.stable, in_force.canary):
+            if runtime is not None and runtime.plan == plan and runtime.stages:
+                return runtime.stages
         index = self.columns_of(plan)
         active = sorted(index[ramp.id] for ramp in plan.ramps if ramp.threshold > 0)
         sessions = sets[plan.ramp_set_digest].sessions if active else self._engine.sessions
         try:
-            return sessions.stages(active, plan.precision)
+            stages = sessions.stages(active, plan.precision)
         except InvalidBundleError as error:
             raise PlanRefusedError(Reason.UNSUPPORTED, str(error)) from error
+        self._engine.sessions.warm_up(self._engine.batch_rows, stages)
+        return stages
 
     def _fields(self, plan: Plan, stages: tuple[Runnable, ...], sets: Mapping[str, HeldSet]) -> dict[str, Any]:
         engine, index = self._engine, self.columns_of(plan)
         held = sets.get(plan.ramp_set_digest)
         bundle = held.bundle if held is not None else engine.bundle
-        engine.sessions.warm_up(engine.batch_rows, stages)
         profile = bundle.profile.of(plan.precision)
         table = CostTable(profile, sizes=range(MAX_BATCH + 1))  # batches may grow with what is measured
         priced = list(index.values())  # the chain's ramps as the profile has them
