@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CHECKS := check-types check-generated check-style check-imports check-site
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check $(CHECKS) gen sbom docs test-fast test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-cluster bench soak soak-control clean
+.PHONY: help setup fmt check $(CHECKS) gen sbom docs test-fast test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-cluster demo-fleet bench soak soak-control clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ demo-generate: setup ## A model that generates, through the same loop: drafts, a
 
 demo-cluster: setup cluster ## The same story on a real Kubernetes, installed with Helm
 	@$(BIN)/python -m bench.demo.cluster
+
+demo-fleet: setup cluster ## A day of Twitter's trace in five minutes, on two pools of a real Kubernetes that the operator plans
+	@$(BIN)/python -m bench.demo.fleet
 
 bench: setup ## Measure everything and make docs/benchmarks.md again (hours; kept by content)
 	@$(BIN)/python -m bench.run

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +56,8 @@ class OpenLoop:
     seed: int = 0
     input_name: str = "x"
     on_reply: Callable[[Reply], None] | None = None
+    #: After which new connections are made, as by new clients: a Service of Kubernetes shares connections.
+    connection_seconds: float = math.inf
     replies: list[Reply] = field(default_factory=list)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -79,22 +82,27 @@ class OpenLoop:
 
     async def run(self) -> None:
         """Generate load until :meth:`stop`, then wait for what is in flight."""
-        rng = np.random.default_rng(self.seed)
-        timeout = aiohttp.ClientTimeout(total=DEADLINE_SECONDS)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-        pending: set[asyncio.Task[None]] = set()
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            due, n = time.perf_counter(), 0
-            while not self._stop.is_set():
+        rng, due = np.random.default_rng(self.seed), time.perf_counter()
+        n, ending = 0, set[asyncio.Task[None]]()
+        while not self._stop.is_set():
+            session, pending = self._session(), set[asyncio.Task[None]]()
+            until = time.perf_counter() + self.connection_seconds
+            while not self._stop.is_set() and time.perf_counter() < until:
                 due += float(rng.exponential(1 / self.rate))
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                task = asyncio.create_task(
-                    self._one(session, self.urls[n % len(self.urls)], int(rng.integers(len(self.traffic.x))), due)
-                )
+                url, row = self.urls[n % len(self.urls)], int(rng.integers(len(self.traffic.x)))
+                task = asyncio.create_task(self._one(session, url, row, due))
                 pending.add(task)
                 task.add_done_callback(pending.discard)
                 n += 1
-            await asyncio.gather(*pending)
+            end = asyncio.create_task(_end(session, pending))
+            ending.add(end)
+            end.add_done_callback(ending.discard)
+        await asyncio.gather(*ending)
+
+    def _session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_SECONDS), connector=connector)
 
     async def _one(self, session: aiohttp.ClientSession, url: str, row: int, due: float) -> None:
         traffic = self.traffic
@@ -126,6 +134,12 @@ class OpenLoop:
             arm=str(said.get("arm", "")),
             config=str(said.get("config", "")),
         )
+
+
+async def _end(session: aiohttp.ClientSession, pending: Collection[asyncio.Task[None]]) -> None:
+    """Close the connections once all is answered."""
+    await asyncio.gather(*pending)
+    await session.close()
 
 
 def encode(x: npt.NDArray[Any], input_name: str, *, stream: str = "") -> tuple[bytes, int]:

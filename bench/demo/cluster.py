@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import yaml
@@ -58,6 +58,12 @@ def kubectl(*arguments: str, stdin: str | None = None, check: bool = True) -> st
     return run("kubectl", *arguments, stdin=stdin, check=check)
 
 
+class Inside(Protocol):
+    """The part of a demo that runs in the cluster's network; its exit code."""
+
+    async def __call__(self, console: Console, *, digits: bool) -> int: ...
+
+
 class ClusterStage:
     """A service on the cluster that ``KUBECONFIG`` names."""
 
@@ -95,12 +101,16 @@ class ClusterStage:
         )
         return sorted(found["items"], key=lambda r: (r["metadata"]["creationTimestamp"], r["metadata"]["name"]))
 
-    async def metrics(self) -> list[str]:
+    async def pods(self) -> list[Any]:
+        """Workers, those that start or end included."""
         selector = f"earlyexit.dev/service={self._name}"
-        pods: Any = await asyncio.to_thread(self._core.list_namespaced_pod, NAMESPACE, label_selector=selector)
+        found: Any = await asyncio.to_thread(self._core.list_namespaced_pod, NAMESPACE, label_selector=selector)
+        return list(found.items)
+
+    async def metrics(self) -> list[str]:
         pages = []
         async with aiohttp.ClientSession() as session:
-            for pod in pods.items:
+            for pod in await self.pods():
                 async with session.get(f"http://{pod.status.pod_ip}:8080/metrics") as response:
                     pages.append(await response.text())
         return pages
@@ -236,11 +246,12 @@ def _wait_empty(names: Callable[[], list[str]], *, ignore: tuple[str, ...] = (),
         time.sleep(1.0)
 
 
-def outside(console: Console, *, digits: bool) -> int:
+def outside(console: Console, module: str, *, digits: bool) -> int:
+    """Install, play the part of a module that runs inside, and look at what is left; the exit code."""
     BUILD.mkdir(parents=True, exist_ok=True)
     use_cluster()
     install(console, digits=digits)
-    story = [sys.executable, "-m", "bench.demo.cluster", "--inside", *(["--digits"] if digits else [])]
+    story = [sys.executable, "-m", module, "--inside", *(["--digits"] if digits else [])]
     code = subprocess.run(["cluster/exec-in-node", *story], check=False).returncode
     if code != 0:
         console.print(kubectl("get", "pods", "--all-namespaces", "-o", "wide", check=False))
@@ -288,8 +299,9 @@ async def inside(console: Console, *, digits: bool) -> int:
     return report(summary, BUILD, console)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def enter(module: str, description: str | None, inside: Inside) -> int:
+    """The command line of a demo in two parts; its exit code."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inside", action="store_true", help="the part that runs in the cluster's network")
     parser.add_argument("--digits", action="store_true", help="the small model, also where OFFRAMP_DATA has ResNet-56")
     arguments = parser.parse_args()
@@ -297,11 +309,11 @@ def main() -> int:
     try:
         if arguments.inside:
             return asyncio.run(inside(console, digits=arguments.digits))
-        return outside(console, digits=arguments.digits)
+        return outside(console, module, digits=arguments.digits)
     except StoryError as error:
         console.print(f"[bold red]the story took another turn:[/] {error}")
         return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(enter("bench.demo.cluster", __doc__, inside))
