@@ -19,6 +19,7 @@ from offramp_worker.generate.routes import draft_ratios, draft_settings, text_of
 from offramp_worker.generate.seam import REFERENCE, DecodingRoute
 
 OFF = REFERENCE
+AGAIN = "fp32 again"  # the same once more: how much this machine's measurements differ from each other
 AT_ONCE = (1, 2, 4, 8)
 GROUP = 8  # requests at least before it is another way's turn
 QUARTERS = 4  # of the requests that are learned from
@@ -43,7 +44,7 @@ def auto(
     def new() -> Drafts:
         return Drafts(settings, draft_ratios(bundle.bundle))
 
-    with ServedInTurns(bundle, _fixed(settings)) as served:
+    with ServedInTurns(bundle, {**_fixed(settings), AGAIN: DecodingRoute()}) as served:
         return {
             "requests": n,
             "tokens": tokens,
@@ -78,13 +79,13 @@ def _route(setting: Setting) -> DecodingRoute:
 def _beside(
     served: ServedInTurns, drafts: Drafts, prompts: Sequence[str], *, load: int, n: int, tokens: int, tick: Tick
 ) -> dict[str, Any]:
-    """From the first request on, so many at once, against no draft."""
+    """From the first request on, so many at once, against no draft; and no draft against itself."""
     served.learn_with(drafts)
     group = max(GROUP, 2 * load)
-    ratios, total = list[float](), {AUTO: Stretch(), OFF: Stretch()}
+    ratios, total = list[float](), {AUTO: Stretch(), OFF: Stretch(), AGAIN: Stretch()}
     for k in range(-(-n // group)):
         some = _taken(prompts, k * group, group)
-        each = {way: served.answer(way, some, at_once=load, tokens=tokens) for way in _turned([AUTO, OFF], k)}
+        each = {way: served.answer(way, some, at_once=load, tokens=tokens) for way in _turned(list(total), k)}
         for way, one in each.items():
             total[way].add(one)
         ratios.append(each[AUTO].seconds / each[OFF].seconds)
@@ -92,7 +93,8 @@ def _beside(
     return {
         "at_once": load,
         "requests": len(ratios) * group,
-        "ratio": total[AUTO].seconds / total[OFF].seconds,
+        "ratio": 2 * total[AUTO].seconds / (total[OFF].seconds + total[AGAIN].seconds),
+        "again": total[AGAIN].seconds / total[OFF].seconds,
         "groups": ratios,
         "routes": dict(total[AUTO].routes),
         "serves": _serving(drafts),

@@ -34,7 +34,7 @@ def recorded_answers(
     folder: Path, prompts: Sequence[str], *, tokens: int, tick: Callable[[], None], pattern: str = ""
 ) -> dict[str, Any]:
     """Every variant's greedy answers: losses by output, uncertainties, the bundle's times per token, and the median
-    seconds of whole answers, prompts included."""
+    of the processor's seconds of whole answers, prompts included."""
     bundle = loaded(folder)
     seconds = variant_seconds(bundle.bundle)
     compare = AnswerLosses(answer_pattern(pattern) if pattern else None)
@@ -46,9 +46,9 @@ def recorded_answers(
         ids = encoded(bundle, prompt)
         texts: dict[str, str] = {}
         for name in seconds:
-            began = time.perf_counter()
+            began = time.process_time()
             (answer,), _ = write(bundle, [ids], DecodingRoute(name), tokens=tokens, sampling=Sampling(logprobs=True))
-            took[name].append(time.perf_counter() - began)
+            took[name].append(time.process_time() - began)
             texts[name] = text_of(bundle, answer.tokens)
             if name != EXACT:
                 unsure[name].append(answer_uncertainty([t.logprob for t in answer.tokens]))

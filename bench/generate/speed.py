@@ -23,8 +23,8 @@ def paces(
     tick: Callable[[], None],
     drafts: bool = True,
 ) -> dict[str, Any]:
-    """Seconds per token of each route over groups of ``side_by_side`` prompts; the median over groups of its ratio to
-    the reference's."""
+    """The processor's seconds per token of each route over groups of ``side_by_side`` prompts; the median over
+    groups of its ratio to the reference's."""
     bundle = loaded(folder)
     routes = [DecodingRoute(v.name) for v in bundle.bundle.variants]
     if drafts:
@@ -37,10 +37,10 @@ def paces(
         ids = [encoded(bundle, prompt) for prompt in group]
         each: dict[str, float] = {}
         for route in routes[k % len(routes) :] + routes[: k % len(routes)]:  # nobody is always first
-            answers, wall = write(bundle, ids, route, tokens=tokens)
+            answers, took = write(bundle, ids, route, tokens=tokens)
             written = sum(len(a.tokens) - 1 for a in answers)
             if written > 0:
-                each[text_of(route)] = wall / written
+                each[text_of(route)] = took / written
             taken[text_of(route)][0] += sum(a.proposed for a in answers)
             taken[text_of(route)][1] += sum(a.accepted for a in answers)
             tick()

@@ -55,7 +55,8 @@ def write(
     tokens: int,
     sampling: Sampling | None = None,
 ) -> tuple[list[Written], float]:
-    """Answers to prompts that are computed side by side, and the seconds from the last prompt read to the last token.
+    """Answers to prompts that are computed side by side, and the processor's seconds of this process from the last
+    prompt read to the last token.
 
     The engine computes prompts one after the other and then takes turns, so that the time is of writing alone.
     """
@@ -72,7 +73,7 @@ def write(
             if progress.ended:
                 left[number] = False
     running = [n for n, answer in answers.items() if not _ended(answer, tokens, bundle)]
-    began = time.perf_counter()
+    began = time.process_time()
     while running:
         for progress in engine.step(running, prompt_tokens=512):
             answer = answers[progress.sequence]
@@ -82,7 +83,7 @@ def write(
             answer.seconds += progress.seconds
             if progress.ended:
                 running.remove(progress.sequence)
-    return list(answers.values()), time.perf_counter() - began
+    return list(answers.values()), time.process_time() - began
 
 
 def _ended(answer: Written, tokens: int, bundle: Loaded) -> bool:

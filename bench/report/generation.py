@@ -2,10 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.provenance import words
-from bench.report.results import Results, measured_line, percent, table
+from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
+
+HOW = "bench.generate"
+ANSWERS = {"stories/stories": 10_000, "smollm2/gsm8k": 500}
+MOST_TIME, MOST_SLOWER, MOST_BEHIND, MOST_OFF, SOLD_AT, SOLD_TIME, DELTA = 0.72, 0.02, 0.05, 50, 0.05, 0.5, 0.05
+MODELS = {"smollm2": "SmolLM2", "stories": "stories260K"}
+
+
+def goals(results: Results) -> Iterator[Goal]:
+    """What was asked of models that generate."""
+    found = results.get("generate") or {}
+    for name, n in ANSWERS.items():
+        target = f"{n:,} greedy answers with drafts are those without ({name}): no differences beyond ties"
+        yield _goal(target, found.get("equality", {}).get(name), lambda run, n=n: _of_equality(run, n))
+    for name, run in sorted(found.get("speed", {}).items()):
+        if name.startswith("smollm2/") and name.endswith("/1") and _lossless(run):
+            target = f"time per token with the best lossless draft <= {MOST_TIME} of fp32's at batch 1 ({name[:-2]})"
+            yield _goal(target, run, _of_speed)
+    for name, called in MODELS.items():
+        auto, mixed = found.get("auto", {}).get(name), found.get("mixed", {}).get(name)
+        slower = f"{called}, drafts chosen by measurement: at most {percent(MOST_SLOWER, 0)} slower than none"
+        yield _goal(f"{slower} at 1, 2, 4, 8 at once", auto, _of_loads)
+        yield _goal(f"{called}: no draft that costs serves {MOST_OFF} requests after content changed", auto, _of_change)
+        behind = f"{called}, prose and code by turns: within {percent(MOST_BEHIND, 0)} of the best setting for each"
+        yield _goal(behind, mixed, _of_classes)
+    exact = next((run for name, run in found.get("rivals", {}).items() if name.endswith(", float32")), None)
+    yield _goal("float32 without drafts within 5 % of onnxruntime-genai at 1, 2, 4, 8 at once", exact, _of_peer)
+    yield _goal("the same, ahead of transformers", exact, _of_transformers)
+    lossy = found.get("lossy", {})
+    yield from (
+        _goal(f"plans certified on whole answers break their budget in <= 5 % of draws ({name})", run, _of_budgets)
+        for name, run in sorted(lossy.items())
+    )
+    sold = f"a plan certified at a loss of {percent(SOLD_AT, 0)} takes <= {SOLD_TIME} of fp32's time per token"
+    yield from (
+        _goal(f"{sold} ({name})", run, _of_sale) for name, run in sorted(lossy.items()) if name == "smollm2/sst2"
+    )
+
+
+def _goal(target: str, run: dict[str, Any] | None, judge: Callable[[dict[str, Any]], tuple[str, bool]]) -> Goal:
+    if run is None:
+        return Goal(target, MISSING, HOW, None)
+    measured, met = judge(run)
+    return Goal(target, measured, HOW, met, words(run.get("measured")))
+
+
+def _of_equality(run: dict[str, Any], n: int) -> tuple[str, bool]:
+    told = f"{run['different']} of {run['requests']:,} differ, {run['ties']} tied"
+    return told, run["different"] == 0 and run["requests"] >= n
+
+
+def _lossless(run: dict[str, Any]) -> dict[str, float]:
+    return {name: row["ratio"] for name, row in run["routes"].items() if name.startswith("fp32+")}
+
+
+def _of_speed(run: dict[str, Any]) -> tuple[str, bool]:
+    route, ratio = min(_lossless(run).items(), key=lambda item: item[1])
+    return f"{route}: {ratio:.2f}", ratio <= MOST_TIME
+
+
+def _of_loads(run: dict[str, Any]) -> tuple[str, bool]:
+    told = ", ".join(f"{row['ratio']:.3f} at {row['at_once']}" for row in run["loads"])
+    return told, all(row["ratio"] <= 1 + MOST_SLOWER for row in run["loads"])
+
+
+def _of_change(run: dict[str, Any]) -> tuple[str, bool]:
+    moved = run["hostile"]
+    if moved["off_after"]:
+        return f"off after {moved['off_after']}", moved["off_after"] <= MOST_OFF
+    return f"{moved['serves']} stays, at {moved['ratio']:.2f} of no draft's time", moved["ratio"] <= 1 + MOST_SLOWER
+
+
+def _of_classes(run: dict[str, Any]) -> tuple[str, bool]:
+    told = ", ".join(f"{row['class']} {row['against_best']:.2f}" for row in run["classes"])
+    return f"{told} after {run['learned']} of each", all(
+        row["against_best"] <= 1 + MOST_BEHIND for row in run["classes"]
+    )
+
+
+def _of_peer(run: dict[str, Any]) -> tuple[str, bool]:
+    return _of_rival(run, "onnxruntime-genai fp32", least=1 - MOST_BEHIND)
+
+
+def _of_transformers(run: dict[str, Any]) -> tuple[str, bool]:
+    return _of_rival(run, "transformers fp32", least=1.0)
+
+
+def _of_rival(run: dict[str, Any], engine: str, *, least: float) -> tuple[str, bool]:
+    if engine not in run["engines"]:
+        return f"left out: {run['left_out'].get(engine, 'not installed')}", False
+    rows = run["engines"][engine]
+    told = ", ".join(f"{row['ratio']:.2f} at {n}" for n, row in rows.items())
+    return f"its time per token over ours {told}", all(row["ratio"] >= least for row in rows.values())
+
+
+def _of_budgets(run: dict[str, Any]) -> tuple[str, bool]:
+    worst = max(run["rows"], key=lambda row: row["broken"] / row["draws"])
+    return f"at most {worst['broken']} of {worst['draws']}", worst["broken"] <= DELTA * worst["draws"]
+
+
+def _of_sale(run: dict[str, Any]) -> tuple[str, bool]:
+    rows = [row for row in run["rows"] if row["budget"] == SOLD_AT and 2 * row["certified"] > row["draws"]]
+    if not rows:
+        return "none certifies in half of the draws", False
+    best = min(rows, key=lambda row: row["time"])
+    told = f"{best['usual_plan']}: {best['time']:.2f}, {best['certified']} of {best['draws']} ({best['output']})"
+    return told, best["time"] <= SOLD_TIME
 
 
 def section(results: Results) -> list[str]:
@@ -80,6 +187,7 @@ def _auto(found: dict[str, Any]) -> list[str]:
                 str(row["at_once"]),
                 str(row["requests"]),
                 f"{row['ratio']:.3f}",
+                f"{row['again']:.3f}",
                 _several(row["routes"]),
                 row["serves"],
             ]
@@ -92,9 +200,12 @@ def _auto(found: dict[str, Any]) -> list[str]:
             f"{', '.join(run['settings'])} against the same desk with one setting for all requests, answers of up to "
             f"{run['tokens']} tokens, in turns in one run; ratios of the",
             "processor's seconds of whole answers, prompts included. First from the first request on, against no "
-            "draft:",
+            "draft; *no draft again* is the same against itself:",
             "",
-            *table([f"{name}, at once", "requests", "time", "answers by route", "serves in the end"], loads),
+            *table(
+                [f"{name}, at once", "requests", "time", "no draft again", "answers by route", "serves in the end"],
+                loads,
+            ),
             f"After {run['requests']} usual prompts {moved['served']} serves one request at a time; then come "
             f"{moved['requests']} of random characters, for which it would take {moved['served_ratio']:.2f} of no "
             f"draft's time (every fourth was asked so): {off}, and all of them take {moved['ratio']:.2f}.",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bench.report import edge, fleetplan, gpu, placement, scale, serving, sharing, streams
+from bench.report import edge, fleetplan, generation, gpu, placement, scale, serving, sharing, streams
 from bench.report.results import MISSING, Goal, Results, percent, policy_row
 from offramp_core import binomial
 
@@ -370,4 +370,5 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     sharing.goals,
     edge.goals,
     lambda results: list(fleetplan.goals(results)),
+    lambda results: list(generation.goals(results)),
 )
