@@ -57,6 +57,15 @@ def test_the_tenth_test_is_run_although_nine_have_used_most_of_a_full_pool() -> 
     assert asked(tune_or_wait(now))
 
 
+def test_where_few_labels_are_awaited_their_number_is_told_ten_times_on_the_way() -> None:
+    """In steps of 100 "0 of 100 labels" stood there until there were enough."""
+    fleet = settled("0.05")
+    told = [tune_or_wait(view(fleet, rows=2_000, fresh=n, status=TuningStatus())).status for n in (9, 55, 99)]
+    needed = told[0].labels_needed
+    assert 100 < needed < 200 and [status.labels for status in told] == [0, 52, 91]
+    assert told[1].message.startswith(f"52 of {needed} labels; ")
+
+
 def test_fresh_labels_are_what_is_counted_and_awaited() -> None:
     fleet = settled()
     now = view(fleet, rows=20_000, fresh=400, status=TuningStatus(tests_run=9))

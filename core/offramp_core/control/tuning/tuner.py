@@ -47,7 +47,8 @@ RETRY_SECONDS = 10.0
 PIN_RECORDS = 2000
 CERTIFICATES_KEPT = 5
 TUNE = "tune"  # what a user may ask for, besides what the spec says
-LABELS_STEP = 100  # labels are told in steps, so that the status is not written for every one
+LABELS_STEP = 100  # at most: labels are told in steps, so that the status is not written for every one
+STEPS_TOLD = 10  # at least, until there are enough
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
 # Budgets beyond a tenth, as whole answers have, are decided by fewer.
@@ -285,7 +286,8 @@ def _too_many(view: TunerView, *, needed: int) -> str:
 
 def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     """How many labels are there, and how long the rest will take at the pace of the last ones."""
-    status, shown = view.status, labels - labels % LABELS_STEP
+    step = max(1, min(LABELS_STEP, needed // STEPS_TOLD))
+    status, shown = view.status, labels - labels % step
     if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
         return status
     message = f"{shown} of {needed} labels"
@@ -295,7 +297,7 @@ def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
         message += f", when it is measured again whether {status.design_effect:.1f} are worth one"
     store = view.snapshot.observed.records
     if store is not None and store.records.time is not None and shown > 0 and needed > shown:
-        seconds = max(0.0, view.now - float(store.records.time[-LABELS_STEP])) / LABELS_STEP * (needed - shown)
+        seconds = max(0.0, view.now - float(store.records.time[-step])) / step * (needed - shown)
         message += f"; {_about(seconds)} more at today's traffic"
     return replace(status, state=Reason.COLLECTING_LABELS, labels=shown, labels_needed=needed, message=message)
 
