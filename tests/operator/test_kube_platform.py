@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable
@@ -811,6 +812,7 @@ def test_rejected_pods_are_asked_for_again_after_a_pause_and_those_that_serve_st
             first = await w.live(DEPLOYMENT)
             serves = await _make_replica_set(w, first, "digits-1")
             await _make_pod(w, first, "serves", owner=serves)
+            await asyncio.sleep(1.0)  # as creation has whole seconds, and a pod that serves ends a series
             await _reject(w, first, serves)
             await w.look()
             found = {worker.name: worker for worker in (await w.gathered()).workers}
@@ -836,6 +838,26 @@ def test_rejected_pods_are_asked_for_again_after_a_pause_and_those_that_serve_st
             w.time += 11.0
             await w.ensure()
             assert _mark(await w.live(DEPLOYMENT)) == _mark(second)
+
+    tools.run(story())
+
+
+def test_an_autoscaler_that_comes_in_a_pause_does_not_begin_at_zero(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(replicas=2) as w:
+            await w.ensure()
+            first = await w.live(DEPLOYMENT)
+            await _reject(w, first, await _make_replica_set(w, first, "digits-1"))
+            await w.look()
+            await w.ensure()
+            assert await _replicas(w) == 0
+            assert w.api.create(_hpa(w.namespace), keep=True).status_code == 201
+            await w.look()
+            await w.ensure()
+            assert await _replicas(w) == 1, "which zero would switch off for good"
+            await _scale(w, 0)
+            await w.ensure()
+            assert await _replicas(w) == 0, "what somebody else chose stays"
 
     tools.run(story())
 

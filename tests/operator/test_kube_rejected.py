@@ -23,22 +23,33 @@ REFUSED = (
 )
 
 
-def pod(name: str, *, template: str = NEW, **status: Any) -> Object:
+def pod(name: str, *, template: str = NEW, node: str = "n1", second: int = -3600, **status: Any) -> Object:
     """As the operator keeps it."""
     meta = {"name": name, "namespace": "a", "uid": f"uid-{name}", "resourceVersion": "1"}
-    meta |= {"creationTimestamp": "2026-11-27T11:00:00Z", "annotations": {TEMPLATE_ANNOTATION: template}}
+    meta |= {"creationTimestamp": at(second), "annotations": {TEMPLATE_ANNOTATION: template}}
     worker = {"name": "worker", "image": "w", "resources": {"limits": {GPU: "2"}}}
-    return trim(POD, {"metadata": meta, "spec": {"nodeName": "n1", "containers": [worker]}, "status": status})
+    return trim(POD, {"metadata": meta, "spec": {"nodeName": node, "containers": [worker]}, "status": status})
 
 
-def rejected(name: str, *, second: int = 0, message: str = REFUSED, template: str = NEW) -> Object:
-    start = f"2026-11-27T12:00:{second:02d}Z"
-    reason = "UnexpectedAdmissionError"
-    return pod(name, template=template, phase="Failed", reason=reason, message=message, startTime=start)
+def at(second: int) -> str:
+    return f"{datetime.fromtimestamp(NOON + second, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def rejected(
+    name: str, *, second: int = 0, message: str = REFUSED, template: str = NEW, clock_ahead: int = 0
+) -> Object:
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+    return pod(name, template=template, second=second, startTime=at(second + clock_ahead), **status)
 
 
 def serving(name: str, *, template: str = NEW) -> Object:
     return pod(name, template=template, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+
+
+def pending(name: str, *, node: str = "", scheduled: str = "") -> Object:
+    """``scheduled`` as the scheduler says; empty where it has not looked yet."""
+    conditions = [{"type": "PodScheduled", "status": scheduled}] if scheduled else []
+    return pod(name, node=node, second=2, phase="Pending", conditions=conditions)
 
 
 WAITING = pod("waits", phase="Pending")
@@ -110,6 +121,38 @@ def test_the_next_one_is_made_after_the_pause_and_then_tells_of_itself() -> None
     seen = found(*ROW)
     assert [seen.holds(NOON + seconds) for seconds in (2.0, 11.0, 12.0)] == [True, True, False]
     assert told(seen, seconds=30.0) is not None and told(seen, seconds=80.0) is None
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_kubelets_own_clock_does_not_matter(days: int) -> None:
+    row = (rejected(f"w-{n}", second=n, clock_ahead=days * 86400) for n in range(3))
+    assert found(*row).until == NOON + 12.0
+
+
+@pytest.mark.parametrize(("seconds", "holds"), [(-1000.0, True), (-7200.0, False)])
+def test_a_pause_that_lies_hours_ahead_is_a_wrong_clock_and_no_pause(seconds: float, holds: bool) -> None:
+    assert found(*ROW).holds(NOON + seconds) is holds
+
+
+def test_rejections_before_a_pod_that_a_node_took_hold_nothing_up() -> None:
+    took = pod("took", second=30, phase="Running")
+    seen = found(*ROW, took, rejected("once", second=900))
+    assert not seen.holds(NOON + 901.0)
+    assert found(*ROW, rejected("once", second=900)).holds(NOON + 901.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "kept"),
+    [
+        (pending("bound", node="n7", scheduled="True"), 2),
+        (pending("waits-for-room", scheduled="False"), 2),
+        (pending("doomed", node="n1", scheduled="True"), 1),
+        (pending("just-made"), 1),
+    ],
+    ids=["on a node that rejected none", "waits for room", "on the node that rejects", "made for the last rejected"],
+)
+def test_pods_that_are_on_their_way_are_kept_in_a_pause(other: Object, kept: int) -> None:
+    assert found(*ROW, serving("a"), other).kept == kept
 
 
 def test_pods_of_another_spec_hold_nothing_up() -> None:

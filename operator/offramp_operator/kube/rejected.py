@@ -6,15 +6,15 @@ made at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from offramp_core.control.snapshot import WorkerEndpoint
-from offramp_core.control.workers.rejected import next_worker_at
+from offramp_core.control.workers.rejected import LONGEST_PAUSE_SECONDS, next_worker_at
 from offramp_core.reasons import Reason
 from offramp_operator.kube.devices import requested
-from offramp_operator.kube.failures import BY_KUBELET, failure, one_line, shortened, was_rejected
+from offramp_operator.kube.failures import BY_KUBELET, condition, failure, one_line, shortened, was_rejected
 from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, uid_of
 
 REPORTED_SECONDS = 60.0  # within which the next pod is there, and tells of itself
@@ -22,27 +22,37 @@ REPORTED_SECONDS = 60.0  # within which the next pod is there, and tells of itse
 
 @dataclass(frozen=True, slots=True)
 class Rejections:
-    """Pods of one Deployment that are as the spec asks for: those that were ``rejected``, the latest last, and how many
-    nodes have ``taken``. ``served`` is the template's digest of others that nodes have; empty where there are none."""
+    """Pods of one Deployment that are as the spec asks for: those that were ``rejected``, the latest last, those that
+    nodes have ``taken``, and how many are ``coming``, which no node is known to reject. ``served`` is the digest of the
+    template of others that nodes have; empty where there are none."""
 
     rejected: tuple[Object, ...]
-    taken: int
+    taken: tuple[Object, ...]
+    coming: int
     served: str
+
+    @property
+    def kept(self) -> int:
+        """How many pods there may be while no further one is asked for."""
+        return len(self.taken) + self.coming
 
     @property
     def until(self) -> float | None:
         """When the next pod may be asked for."""
-        return next_worker_at(ended_at(pod) for pod in self.rejected)
+        return next_worker_at(map(made_at, self.rejected), taken_at=map(made_at, self.taken))
 
     def holds(self, now: float) -> bool:
         """Whether no further pod is to be asked for. Where nodes have pods of both templates, each way to that would
-        take one that may serve."""
-        return self.until is not None and now < self.until and not (self.taken and self.served)
+        take one that may serve. What lies further ahead than a pause, and as much again, is a clock that is wrong."""
+        until = self.until
+        if until is None or (self.taken and self.served):
+            return False
+        return 0 < until - now <= 2 * LONGEST_PAUSE_SECONDS
 
     def endpoint(self, *, wanted: int, held: bool, now: float) -> WorkerEndpoint | None:
         """A worker that stands for them, as long as workers are lacking and the next one does not tell of itself."""
         last, until = self.rejected[-1], self.until if held else None
-        if self.taken >= wanted or now > (until or ended_at(last)) + REPORTED_SECONDS:
+        if len(self.taken) >= wanted or now > (until or made_at(last)) + REPORTED_SECONDS:
             return None
         sentence, words = failure(last)[1], one_line(str(last["status"]["message"]).removeprefix(BY_KUBELET))
         message = sentence if words in sentence else f"{sentence} (the kubelet: {words})"
@@ -54,7 +64,7 @@ class Rejections:
             failure_reason=Reason.REJECTED_BY_NODE,
             template=template_of(last),
             devices=requested(last),
-            node=str((last.get("spec") or {}).get("nodeName") or ""),
+            node=node_of(last),
             held_until=until,
         )
 
@@ -75,22 +85,25 @@ def rejections(pods: Iterable[Object], *, template: str | None) -> Rejections | 
     rejected = [pod for pod in pods if was_rejected(pod) and template_of(pod) == template]
     if not rejected:
         return None
-    taken = [template_of(pod) for pod in pods if _taken(pod)]
+    taken = [pod for pod in pods if _taken(pod)]
+    reject = {node_of(pod) for pod in rejected}
     return Rejections(
-        tuple(sorted(rejected, key=lambda pod: (ended_at(pod), name_of(pod)))),
-        taken=sum(digest == template for digest in taken),
-        served=next((digest for digest in taken if digest != template), ""),
+        tuple(sorted(rejected, key=lambda pod: (made_at(pod), name_of(pod)))),
+        taken=tuple(pod for pod in taken if template_of(pod) == template),
+        coming=sum(template_of(pod) == template and _is_coming(pod, reject) for pod in pods),
+        served=next((digest for pod in taken if (digest := template_of(pod)) != template), ""),
     )
 
 
-def ended_at(pod: Object) -> float:
-    """When something was last heard of a pod that has ended; the kubelet notes the start of one that it rejects as the
-    moment of that."""
-    status = pod.get("status") or {}
-    texts = [pod["metadata"].get("creationTimestamp"), status.get("startTime")]
-    texts += [each.get("lastTransitionTime") for each in status.get("conditions") or ()]
-    known = [datetime.fromisoformat(str(text)) for text in texts if text]
-    return max((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() for at in known) if known else 0.0
+def made_at(pod: Object) -> float:
+    """When a pod was made: as good as when a node takes or rejects it, and by one clock, where each kubelet has its
+    own."""
+    return datetime.fromisoformat(str(pod["metadata"]["creationTimestamp"])).timestamp()
+
+
+def node_of(pod: Object) -> str:
+    """The node that a pod was placed on; empty where it waits for one."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
 def template_of(pod: Object) -> str:
@@ -103,3 +116,12 @@ def _taken(pod: Object) -> bool:
     status = pod.get("status") or {}
     begun = status.get("containerStatuses") or status.get("initContainerStatuses")
     return status.get("phase") == "Running" or bool(status.get("phase") == "Pending" and begun)
+
+
+def _is_coming(pod: Object, reject: Collection[str]) -> bool:
+    """Whether a pod waits for room, or for a node that has rejected none. One that the scheduler has not looked at yet
+    is the one that was made for the last rejected."""
+    if (pod.get("status") or {}).get("phase") != "Pending" or _taken(pod):
+        return False
+    node = node_of(pod)
+    return node not in reject if node else condition(pod, "PodScheduled").get("status") == "False"

@@ -56,11 +56,11 @@ def scaling(service: Service, found: Scalers, deployment: Object | None) -> Scal
 def handed_over(service: Service, live: int, others: Sequence[Object]) -> int:
     """The number with which an autoscaler begins: what there is, within the limits of the one that the spec asks for.
 
-    Zero would switch it off for good.
+    Zero, which nobody chose but a pause after rejected pods, would switch it off for good.
     """
     wanted = service.spec.autoscaling
     if others or wanted is None:
-        return live
+        return max(live, 1)
     return min(max(live, floor_in_force(wanted, service.status.capacity)), wanted.max_replicas)
 
 

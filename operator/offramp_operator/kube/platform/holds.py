@@ -24,15 +24,15 @@ class Holds:
         self._clock = clock
 
     async def hold(self, live: Object | None, body: Object) -> None:
-        """Where the pods of ``body`` are rejected: as many as nodes have taken, or those that served before. An
-        autoscaler's number is its own."""
+        """Where the pods of ``body`` are rejected: as many as nodes have taken or may take, or those that served
+        before. An autoscaler's number is its own."""
         if live is None or "replicas" not in body["spec"]:
             return
         found = self._rejections(live, template_mark(body["spec"]))
         if found is None or not found.holds(self._clock()):
             return
         if not found.served:
-            body["spec"]["replicas"] = min(body["spec"]["replicas"], found.taken)
+            body["spec"]["replicas"] = min(body["spec"]["replicas"], found.kept)
         elif (earlier := await self.earlier_pods(live, found.served)) is not None:
             body["spec"]["template"] = earlier
 
