@@ -237,7 +237,8 @@ def test_every_field_of_every_status_survives_the_api_server(world: Any, tools: 
         async with world() as w:
             service = (await w.gathered()).service
             rollout_status = _filled(ROLLOUT_STATUS)
-            tuning = _filled(dataclasses.replace(SERVICE_STATUS.tuning, audit="Quiet", eager_since_at=1_700_000_000.5))
+            times = {"eager_since_at": 1_700_000_000.5, "remeasure_by_at": 1_700_000_300.0}
+            tuning = _filled(dataclasses.replace(SERVICE_STATUS.tuning, audit="Quiet", **times))
             service_status = dataclasses.replace(SERVICE_STATUS, tuning=tuning)
             await w.platform.create_config(service, NewConfig(CONFIG_NAME, PLAN, CONFIG_STATUS))
             await w.platform.create_rollout(

@@ -48,7 +48,7 @@ PIN_RECORDS = 2000
 CERTIFICATES_KEPT = 5
 TUNE = "tune"  # what a user may ask for, besides what the spec says
 LABELS_STEP = 100  # at most: labels are told in steps, so that the status is not written for every one
-STEPS_TOLD = 10  # at least, until there are enough
+FEWEST_STEPS = 10  # at least, until there are enough
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
 # Budgets beyond a tenth, as whole answers have, are decided by fewer.
@@ -286,7 +286,7 @@ def _too_many(view: TunerView, *, needed: int) -> str:
 
 def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     """How many labels are there, and how long the rest will take at the pace of the last ones."""
-    step = max(1, min(LABELS_STEP, needed // STEPS_TOLD))
+    step = max(1, min(LABELS_STEP, needed // FEWEST_STEPS))
     status, shown = view.status, labels - labels % step
     if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
         return status
