@@ -118,6 +118,8 @@ class QueueAdmission:
     share: float = LARGEST_SHARE
     #: Requests that may still join late.
     credit: float = LARGEST_CREDIT
+    #: When the last stall ended: a batch that took longer than the objective allows.
+    stalled_until: float = -math.inf
 
     def entry(self, seen: Forecast) -> Entry:
         """Whether a request may join. On an idle worker it always may.
@@ -146,8 +148,16 @@ class QueueAdmission:
         """The door once a request of ``rows`` rows joined on credit."""
         return replace(self, credit=self.credit - rows)
 
-    def late(self, seconds: float) -> bool:
-        """Whether a request that left the engine so long after it came is too late for the objective."""
+    def late(self, came: float, *, now: float) -> bool:
+        """Whether a request that came then leaves the engine too late for the objective now. Of those that waited for a
+        stall none counts: it holds up whoever is there, however few were let in."""
+        return came > self.stalled_until and self._beyond(now - came)
+
+    def stalled(self, seconds: float, *, now: float) -> QueueAdmission:
+        """The door once a batch kept the engine for so long."""
+        return replace(self, stalled_until=now) if self._beyond(seconds) else self
+
+    def _beyond(self, seconds: float) -> bool:
         return self.objective_seconds is not None and seconds > ENGINE_SHARE * self.objective_seconds
 
     def after(self, *, rows: int, seconds: float, late: int) -> QueueAdmission:

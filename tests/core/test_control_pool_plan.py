@@ -9,9 +9,12 @@ from dataclasses import replace
 from decimal import Decimal
 
 import pytest
+from fleet import MANIFEST, Fleet, changed
+from fleet import pool as recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offramp_core.control.decide import BUSY_REQUEUE_SECONDS, QUIET_REQUEUE_SECONDS, decide
 from offramp_core.control.objects import (
     Config,
     ConfigStatus,
@@ -34,6 +37,7 @@ from offramp_core.control.workers.pool_plan import (
     plan_pools,
     with_plan,
 )
+from offramp_core.control.workers.pools import with_numbers
 from offramp_core.fleet import DAY_SECONDS, EarlierDays, Window, next_days
 from offramp_core.plan import Plan, RampThreshold
 
@@ -454,3 +458,28 @@ def test_a_plan_is_told_against_the_workers_that_there_were() -> None:
     assert "planned: a 3, b 2 (was 1);" in told(PoolPlanStatus(), *replicas), "no plan was before"
     earlier = replace(plan, reason="these stay")
     assert "planned: a 3 (was 4), b 2 (was 0);" in told(earlier, PoolStatus("a", desired=3, planned=4)), "b is new"
+
+
+def test_workers_that_more_traffic_needs_are_started_a_second_after_it_is_seen() -> None:
+    """They are brought to what the pass before decided, and a service at rest has one every ten seconds."""
+    fleet = Fleet(recorded(4000, seed=1), {**MANIFEST, "replicas": 1, "ramps": {"mode": "Disabled"}})
+    spec = {name: value for name, value in fleet.manifest.items() if name != "replicas"}
+    planned = parse_spec({**spec, "pools": [{"name": "a", "costPerHour": "1", "maxWorkers": 5}]})
+    fleet.service = with_numbers(replace(fleet.service, spec=planned))
+
+    def passed(rate: float) -> tuple[list[int], float]:
+        fleet.now += 1.0
+        seen = fleet.snapshot()
+        workers = tuple(
+            replace(w, endpoint=replace(w.endpoint, pool="a"), state=replace(w.state, pace=1.0))
+            for w in seen.workers
+            if w.state is not None
+        )
+        load = Load(rate, 0.1, rate, windows=(Window(ended_at=fleet.now, seconds=10.0, rate=rate),))
+        decision = decide(changed(seen, workers=workers, load=load), fleet.now)
+        fleet.act(decision)
+        return [pool.desired for pool in decision.status.pools], decision.requeue_after_seconds
+
+    assert [passed(20.0) for _ in range(3)][-1] == ([1], QUIET_REQUEUE_SECONDS)
+    assert passed(2000.0) == ([5], BUSY_REQUEUE_SECONDS)
+    assert passed(2000.0) == ([5], QUIET_REQUEUE_SECONDS)

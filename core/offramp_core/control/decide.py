@@ -158,7 +158,13 @@ def _busy(seen: Seen, draft: Draft, status: ServiceStatus, *, tuning: str) -> bo
         or draft.ramp_sets.state == "Training"
         or status.phase != "Ready"
         or status.update.strategy != ""
+        or _numbers(status) != _numbers(seen.service.status)  # workers come to what a pass before decided
     )
+
+
+def _numbers(status: ServiceStatus) -> list[int]:
+    """Of workers that pools are asked for."""
+    return [pool.desired for pool in status.pools]
 
 
 # --- versions and updates --------------------------------------------------------------------------

@@ -156,7 +156,8 @@ class _Entry:
     def start(self, batch: list[int], arrivals: list[float], *, now: float, end: float) -> None:
         """A batch of requests, which came at ``arrivals``, runs from ``now`` to ``end``."""
         self.began, self.rows = now, len(batch)
-        self.late = sum(self.door.late(end - arrivals[request]) for request in batch if request in self.on_time)
+        self.door = self.door.stalled(end - now, now=end)
+        self.late = sum(self.door.late(arrivals[r], now=end) for r in batch if r in self.on_time)
         self.on_time.difference_update(batch)
 
     def learn(self, seconds: float) -> None:

@@ -123,8 +123,7 @@ class Batcher:
         self._max_rows, self._objective = max_rows, door.objective_seconds
         self._changed = changed or threading.Condition()
         self._lanes = {False: _Lane(), True: _Lane()}
-        self._rows = 0
-        self._number = 0
+        self._rows = self._number = 0
         self._closed = False
         self._next_expiry = math.inf  # no waiting request expires before it
         self._given_up: list[Ticket] = []
@@ -251,7 +250,8 @@ class Batcher:
             began = max(batch.taken, self._last_end)
             self._policy = self._policy.after(rows=rows, seconds=now - began)
             kept_from = self._last_end if batch.followed else began
-            door = self._door.after(rows=rows, seconds=now - kept_from, late=_late(self._door, batch, now))
+            door = self._door.stalled(now - kept_from, now=now)
+            door = door.after(rows=rows, seconds=now - kept_from, late=_late(door, batch, now))
             if eased:
                 self._relief.after(rows=rows, seconds=now - kept_from)
                 door = replace(door, pace=self._door.pace)
@@ -456,7 +456,7 @@ def _too_late(seen: Forecast, objective: float) -> OverloadedError:
 
 def _late(door: QueueAdmission, batch: Batch, now: float) -> int:
     """Rows that are late if they are answered now and should not be."""
-    return sum(door.late(now - t.admitted) for t, _ in batch.owners if t.on_time)
+    return sum(door.late(t.admitted, now=now) for t, _ in batch.owners if t.on_time)
 
 
 def _seconds_left(taken: Sequence[Batch], pace: Pace, *, last_end: float, now: float) -> float:
