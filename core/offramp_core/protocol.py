@@ -471,9 +471,10 @@ class Observations:
     ``held_back`` counts the batches that ran with exits off beside a stable plan, ``plans`` the newest plans that had a
     holdback. They stand apart from ``counts`` for operators of before, which know two arms.
     ``refused`` counts rows of requests that were turned away at once since the process started; together with those
-    that were answered they are the demand. ``records`` are those of the bundle's own ramp set, ``more_records`` those
-    of others that are held. ``state`` comes along where it was asked for (``&state=1``), so that a pull is one request;
-    a worker that is older than this leaves it out. ``routes`` are those of generated answers.
+    that were answered they are the demand. ``other_seconds`` went into answers that count for no plan, and so are not
+    in ``counts``: to requests that take no exits, and to edges. ``records`` are those of the bundle's own ramp set,
+    ``more_records`` those of others that are held. ``state`` comes along where it was asked for (``&state=1``), so that
+    a pull is one request; a worker that is older than this leaves it out. ``routes`` are those of generated answers.
     """
 
     uid: str
@@ -484,6 +485,7 @@ class Observations:
     held_back: tuple[ArmCounts, ...] = ()
     plans: tuple[PlanCounts, ...] = ()
     refused: int = 0
+    other_seconds: float = 0.0
     state: WorkerState | None = None
     more_records: tuple[RecordBlock, ...] = ()
     routes: tuple[RouteCounts, ...] = ()

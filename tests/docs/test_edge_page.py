@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from offramp_core.control.spec import Edge
-from offramp_operator.kube.manifests import version_service
+from offramp_operator.kube.manifests import edges_service
 from offramp_operator.kube.pools import in_pools
 from offramp_operator.shell.manifests import service_from_manifest
 
@@ -23,4 +23,4 @@ def test_the_manifest_of_the_page_makes_one_pool_the_edge() -> None:
     assert service.spec.edge == Edge("shop", offline="Answer")
     edge = in_pools(service)[-1]
     assert edge.spec.is_edge and edge.spec.worker["nodeSelector"] == {"node.example.com/site": "shop"}
-    assert f"`{version_service(edge, trial=False)['metadata']['name']}`" in PAGE.read_text()
+    assert f"`{edges_service(service)['metadata']['name']}`" in PAGE.read_text()

@@ -91,7 +91,7 @@ class StubWorker:
         self.state = state(uid, ready=not broken, message=broken)  # before the first answer
         self.live = True
         self.counts: tuple[ArmCounts, ...] = ()
-        self.refused = 0
+        self.refused, self.other_seconds = 0, 0.0
         self.now = 100.0
         self.rows = 0
         self.more_rows: dict[str, int] = {}  # of other ramp sets
@@ -137,7 +137,14 @@ class StubWorker:
             for digest, rows in self.more_rows.items()
         )
         return Observations(
-            self.state.uid, self.state.boot_id, self.now, self.counts, records, refused=self.refused, more_records=more
+            self.state.uid,
+            self.state.boot_id,
+            self.now,
+            self.counts,
+            records,
+            refused=self.refused,
+            other_seconds=self.other_seconds,
+            more_records=more,
         )
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, bytes]:

@@ -89,7 +89,7 @@ def test_a_pool_becomes_the_edge_and_a_plain_one_again_and_no_service_of_others_
                 return await names(f, DEPLOYMENT) == set(wanted)
 
             await f.until(edges, what="an edge")
-            await f.until(lambda: only("digits-core", "digits-edges"), what="the end of the pool's own workers")
+            await f.until(lambda: only("digits-core", "digits-box.edge"), what="the end of the pool's own workers")
             await f.rest()
             before = await f.restart()
             await f.rest(5)

@@ -15,10 +15,10 @@ from offramp_operator.kube.manifests import (
     deployment,
     disruption_budget,
     edges_network_policy,
+    edges_service,
     network_policy,
     network_service,
     template_digest,
-    version_service,
 )
 from offramp_operator.kube.pools import in_pools, take_over
 from offramp_operator.shell.platform import WorkerIdentity
@@ -81,8 +81,8 @@ def test_the_services_own_service_finds_the_core_alone_and_edges_have_one_of_the
     made = deployments(edge=EDGE)
     own = network_service(service(edge=EDGE))["spec"]["selector"]
     assert [name for name in made if own.items() <= labels(made[name]).items()] == ["core", "spot"]
-    [edges] = [version_service(each, trial=False) for each in in_pools(service(edge=EDGE)) if each.spec.is_edge]
-    assert edges["metadata"]["name"] == made["box"]["metadata"]["name"] == "digits-edges"
+    edges = edges_service(service(edge=EDGE))
+    assert edges["metadata"]["name"] == "digits-edges"
     chosen = edges["spec"]["selector"]
     assert [name for name in made if chosen.items() <= labels(made[name]).items()] == ["box"]
 
@@ -100,11 +100,18 @@ def test_workers_at_the_edge_come_last() -> None:
     assert list(deployments()) == ["box", "core", "spot"]
 
 
-def test_drains_and_the_fence_around_admin_ports_are_of_edges_as_well() -> None:
+def test_the_fence_around_admin_ports_is_of_edges_as_well_even_those_that_nobody_asks_for_any_more() -> None:
     made, operator = deployments(edge=EDGE), OperatorPods("offramp-system", {"a": "b"})
-    policy = network_policy(service(edge=EDGE), operator, allow_egress=False, delivery=DeliverySettings())
-    for selector in (policy["spec"]["podSelector"], disruption_budget(service(edge=EDGE))["spec"]["selector"]):
-        assert all(selects(selector, each) for each in made.values())
+    for asked in (service(edge=EDGE), service()):
+        policy = network_policy(asked, operator, allow_egress=False, delivery=DeliverySettings())
+        assert all(selects(policy["spec"]["podSelector"], each) for each in made.values())
+
+
+def test_core_and_edges_are_drained_by_budgets_of_their_own() -> None:
+    made = deployments(edge=EDGE)
+    for edges, drained in ((False, ["core", "spot"]), (True, ["box"])):
+        budget = disruption_budget(service(edge=EDGE), edges=edges)["spec"]["selector"]
+        assert [name for name in made if selects(budget, made[name])] == drained
 
 
 def test_edges_connect_to_names_and_their_core_and_nothing_else() -> None:
@@ -129,8 +136,9 @@ def test_without_an_edge_pods_are_as_they_were(name: str) -> None:
     )
 
 
-def test_workers_of_before_go_once_the_core_can_do_without_them() -> None:
-    available = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "availableReplicas": 1}}
+def test_workers_of_before_go_once_core_and_edges_are_there() -> None:
+    available = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "availableReplicas": 2}}
     with_edge = service(edge=EDGE)
-    assert take_over(with_edge, {"box": None, "core": available, "spot": available}, None)
+    assert take_over(with_edge, {"box": available, "core": available, "spot": available}, None)
+    assert not take_over(with_edge, {"box": None, "core": available, "spot": available}, None)
     assert not take_over(with_edge, {"box": available, "core": available, "spot": None}, None)

@@ -648,6 +648,25 @@ def test_load_is_requests_and_busy_time_between_pulls_over_all_workers(spawn: Ca
     asyncio.run(story())
 
 
+def test_a_core_that_answers_its_edges_alone_is_busy_and_idle_edges_do_not_hide_it(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    async def story() -> None:
+        core, edges = spawn("core"), [spawn(name) for name in ("a", "b", "c")]
+        for edge in edges:
+            edge.state = replace(edge.state, at_edge=True)
+        core.other_seconds = 50.0
+        async with bench() as made:
+            await made.pull(core, *edges)
+            core.other_seconds = 51.6
+            for worker in (core, *edges):
+                worker.now = 102.0
+            seen = await made.pull(core, *edges)
+            assert (seen.load.request_rate, seen.load.utilisation) == (0.0, pytest.approx(0.8))
+
+    asyncio.run(story())
+
+
 def test_a_poke_reaches_every_worker_and_refusals_are_told(
     spawn: Callable[[str], StubWorker], caplog: pytest.LogCaptureFixture
 ) -> None:

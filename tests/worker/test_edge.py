@@ -310,6 +310,13 @@ def test_bytes_that_are_no_features_are_refused_by_their_field_and_the_core_serv
     assert answer(core, bundles.inputs(2))["label"].shape == (2,)
 
 
+def test_answers_that_count_for_no_plan_keep_a_worker_busy_all_the_same(worker: WorkerProcess) -> None:
+    before = worker.observations()
+    answer(worker, bundles.inputs(4), exit="never")
+    eventually(lambda: worker.observations().other_seconds > before.other_seconds, what="the work told")
+    assert worker.observations().counts == before.counts
+
+
 def test_a_worker_that_is_no_core_has_no_such_door(worker: WorkerProcess) -> None:
     assert worker.public.post("/v2/models/tiny/edge").status_code == 404
 

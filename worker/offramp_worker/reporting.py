@@ -115,6 +115,7 @@ def observed(
         held_back=counters.held_back(),
         plans=counters.plans(),
         refused=counters.refused,
+        other_seconds=counters.other_seconds,
         more_records=tuple(others),
     )
 

@@ -88,7 +88,7 @@ class Facts:
     @property
     def core(self) -> tuple[Worker, ...]:
         """Ready workers that the service's Service sends requests to: all but those at the edge."""
-        return tuple(w for w in self.ready if not self.service.spec.at_edge(w.endpoint.pool))
+        return tuple(w for w in self.ready if not w.endpoint.at_edge)
 
     @property
     def failure(self) -> tuple[MaybeReason, str]:
@@ -186,13 +186,20 @@ def _ready(facts: Facts) -> Condition:
         if message := _unloaded(facts.core):
             return _condition(ConditionType.READY, "True", Reason.UNLOADED, f"{message}, under {facts.stable.name}")
         return _condition(ConditionType.READY, "True", Reason.SERVING, f"serving under {facts.stable.name}")
+    return _condition(ConditionType.READY, "False", *_not_ready(facts))
+
+
+def _not_ready(facts: Facts) -> tuple[AnyReason, str]:
+    """Why nobody serves though workers are asked for."""
+    edge = facts.service.spec.edge
+    if edge is not None and facts.desired == facts.service.spec.edge_replicas:
+        why = f"replicas is 0 in every pool but {edge.pool}, the edge, whose core they are: raise it in one of them"
+        return Reason.SCALED_TO_ZERO, why
     reason, message = facts.failure
     if not reason and facts.fetching:
-        return _condition(ConditionType.READY, "False", Reason.FETCHING_BUNDLE, facts.fetching)
+        return Reason.FETCHING_BUNDLE, facts.fetching
     under = f"; workers start under {facts.stable.name}" if facts.stable is not None else ""
-    return _condition(
-        ConditionType.READY, "False", reason or Reason.STARTING, message or f"no worker is ready yet{under}"
-    )
+    return reason or Reason.STARTING, message or f"no worker is ready yet{under}"
 
 
 def _unloaded(workers: Sequence[Worker]) -> str:
@@ -308,7 +315,7 @@ def _no_exit_capacity(facts: Facts) -> Condition:
 def _more_workers(facts: Facts) -> str:
     """The next step towards as many workers as the peak needs."""
     spec, needed = facts.service.spec, max(facts.capacity.status.needed, len(facts.core) + 1)
-    desired, wanted = facts.desired - sum(p.replicas for p in spec.pools if spec.at_edge(p.name)), spec.autoscaling
+    desired, wanted = facts.desired - spec.edge_replicas, spec.autoscaling
     if desired >= needed:
         return f"{desired} are wanted, see WorkersAvailable for those that are missing"
     if facts.pools and not spec.pools[0].fixed:

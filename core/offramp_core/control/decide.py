@@ -11,7 +11,7 @@ from offramp_core.control.rollouts.attempts import advanced
 from offramp_core.control.rollouts.rollout import awaits_approval, intent_key
 from offramp_core.control.seen import Seen, see
 from offramp_core.control.served import Served, served_by
-from offramp_core.control.snapshot import Decision, Event, NewRollout, Snapshot, TrainingOrder
+from offramp_core.control.snapshot import Decision, Event, NewRollout, Snapshot, TrainingOrder, Worker
 from offramp_core.control.stable.falling import settled
 from offramp_core.control.stable.history import config_statuses, forgotten
 from offramp_core.control.status import overload_reported, plan_reported, quarantine_reported, service_status
@@ -191,17 +191,30 @@ def _update(snapshot: Snapshot, now: float) -> Update:
     before, version = service.status.update, service.status.version
     if version.phase == "Promoting" and version.strategy == "Replace":  # there was no room for one more before
         before = replace(before, strategy="Replace")
+    workers, desired = _to_update(snapshot)
     view = UpdateView(
         before=before,
         policy=service.spec.update_policy,
-        workers=snapshot.workers,
-        desired=snapshot.gathered.desired,
+        workers=workers,
+        desired=desired,
         utilisation=snapshot.observed.load.utilisation,
         now=now,
         watched_since=snapshot.watched_since,
         asked=snapshot.gathered.template,
     )
     return recreated(view) if recreates(view) else next_update(view)
+
+
+def _to_update(snapshot: Snapshot) -> tuple[tuple[Worker, ...], int]:
+    """The workers that are replaced now, and how many are wanted: those of the core, and then those at the edge.
+    Neither stand in for the others."""
+    spec, desired = snapshot.service.spec, snapshot.gathered.desired
+    if spec.edge is None:
+        return snapshot.workers, desired
+    core, edges = (tuple(w for w in snapshot.workers if w.endpoint.at_edge is at_edge) for at_edge in (False, True))
+    if any(not w.endpoint.current and not w.endpoint.ending for w in core):
+        return core, desired - spec.edge_replicas
+    return edges, spec.edge_replicas
 
 
 def _update_events(service: Service, update: Update) -> tuple[Event, ...]:

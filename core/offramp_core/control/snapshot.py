@@ -40,15 +40,15 @@ class WorkerEndpoint:
 
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template
     the spec asks for now; ``trial`` that it serves the version on trial, beside those of the other one; ``pool`` names
-    the one that it runs in. ``ending`` says
-    that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
-    worker's leaving may cure it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it
-    was made of. ``admin_url`` is None while it has no address. ``devices`` names what it asks for beside processors and
-    memory, None where the platform hands out nothing; ``unhealthy`` says which of them the platform reports as that.
-    ``node`` is the machine that it runs on, where the platform has several. ``loads_in`` says that the bundle is out of
-    memory until a request comes, and how many seconds the last load took (0 before there was one). ``startup`` is None
-    where the platform does not tell how long it took. ``held_until`` is when the next one is asked for, where this one
-    stands for those that nodes rejected.
+    the one that it runs in; ``at_edge`` says that it has others as its core. ``ending`` says that it is on its way out.
+    ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another worker's leaving may cure
+    it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it was made of. ``admin_url``
+    is None while it has no address. ``devices`` names what it asks for beside processors and memory, None where the
+    platform hands out nothing; ``unhealthy`` says which of them the platform reports as that. ``node`` is the machine
+    that it runs on, where the platform has several. ``loads_in`` says that the bundle is out of memory until a request
+    comes, and how many seconds the last load took (0 before there was one). ``startup`` is None where the platform does
+    not tell how long it took. ``held_until`` is when the next one is asked for, where this one stands for those that
+    nodes rejected.
     """
 
     name: str
@@ -63,6 +63,7 @@ class WorkerEndpoint:
     ending: bool = False
     trial: bool = False
     pool: str = ""
+    at_edge: bool = False
     template: str = ""
     admin_url: str | None = None
     devices: tuple[str, ...] | None = None
@@ -135,7 +136,8 @@ class RecordStore:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the fleet was between the last pulls: requests per second, and busy share of all workers in [0, 1].
+    """How busy the fleet was between the last pulls: requests per second, and busy share of all workers in [0, 1], of
+    the busier side where some are at the edge of the others.
 
     ``peak_rate`` is the most requests per second that came, refused ones included, in the part of the last hour that
     this process saw.
@@ -301,8 +303,10 @@ class Snapshot:
 
     @property
     def has_edges(self) -> bool:
-        """Whether some workers have a core for what leaves at no exit."""
-        return any(worker.state is not None and worker.state.at_edge for worker in self.workers)
+        """Whether some workers have a core for what leaves at no exit. Where the spec says so, plans do not change with
+        who answers just now."""
+        reported = (worker.state is not None and worker.state.at_edge for worker in self.workers)
+        return self.service.spec.edge is not None or any(reported)
 
     def with_workers(self, workers: tuple[Worker, ...]) -> Snapshot:
         """The same, of some of the workers."""

@@ -397,6 +397,11 @@ class ServiceSpec:
         return self.edge is not None and self.edge.pool == pool
 
     @property
+    def edge_replicas(self) -> int:
+        """How many workers the pool at the edge is to have."""
+        return sum(pool.replicas for pool in self.pools if self.at_edge(pool.name))
+
+    @property
     def is_edge(self) -> bool:
         """Whether this is the spec of workers at the edge, made of one of ``pools``."""
         return self.at_edge(self.in_pool)

@@ -121,7 +121,7 @@ def capacity_of(
             before=service.status.capacity,
             worker_rate=worker_rate,
             peak_rate=snapshot.observed.load.peak_rate,
-            ready=sum(w.endpoint.ready and not service.spec.at_edge(w.endpoint.pool) for w in snapshot.workers),
+            ready=sum(w.endpoint.ready and not w.endpoint.at_edge for w in snapshot.workers),
             exits_on=exits_on,
             at_risk=at_risk,
             now=now,

@@ -40,6 +40,7 @@ from offramp_operator.shell.variables import option_variables
 
 WORKER_NAME = "offramp-worker"
 EDGE_NAME = "offramp-edge"  # of workers at the edge: no Service of others finds them, whatever pool was one before
+EDGE_SUFFIX = ".edge"  # of their Deployments: no other's name has a dot, so none changes into one of theirs
 CONTAINER = "worker"
 PORT = 8080
 ADMIN_PORT = 8081
@@ -200,17 +201,21 @@ def pool_name(service: str, pool: str) -> str:
 def workers_name(service: Service, *, trial: bool = False) -> str:
     """Name of the Deployment of the main workers, of those on ``trial``, or of those in the pool that the service is
     made for."""
-    if service.spec.is_edge:
-        return edges_name(service.name)
     if service.spec.in_pool:
-        return pool_name(service.name, service.spec.in_pool)
+        name = pool_name(service.name, service.spec.in_pool)
+        return f"{name}{EDGE_SUFFIX}" if service.spec.is_edge else name
     return trial_name(service.name) if trial else service.name
 
 
 def edges_name(service: str) -> str:
-    """Name of the Deployment of workers at the edge, of their Service, and of the NetworkPolicy that lets them reach
-    their core."""
+    """Name of the Service of workers at the edge, of their disruption budget, and of the NetworkPolicy that lets them
+    reach their core."""
     return f"{service}-{EDGES}"
+
+
+def is_of_edges(deployment: str) -> bool:
+    """Whether a Deployment of a service, by its name, is one of workers at the edge."""
+    return deployment.endswith(EDGE_SUFFIX)
 
 
 def main_name(service: str) -> str:
@@ -254,14 +259,9 @@ def everybody(service: Service) -> dict[str, str]:
     return {"app.kubernetes.io/name": WORKER_NAME, MANAGED_BY_LABEL: MANAGED_BY, SERVICE_LABEL: service.name}
 
 
-def _with_edges(service: Service, *others: str) -> Object:
-    """A selector of these workers, of those at the edge, and of pods with ``others`` as their name."""
-    chosen = everybody(service)
-    named = [chosen.pop("app.kubernetes.io/name"), *([EDGE_NAME] if service.spec.edge else []), *others]
-    if len(named) == 1:
-        return {"matchLabels": everybody(service)}
-    names = {"key": "app.kubernetes.io/name", "operator": "In", "values": named}
-    return {"matchLabels": chosen, "matchExpressions": [names]}
+def everybody_at_edge(service: Service) -> dict[str, str]:
+    """Labels by which all workers of a service at the edge are found, whatever pool they are in."""
+    return {**everybody(service), "app.kubernetes.io/name": EDGE_NAME}
 
 
 def metadata(service: Service, name: str) -> Object:
@@ -356,6 +356,11 @@ def network_service(service: Service) -> Object:
     return _network_service(service, service.name, holders(service) if service.spec.shared_pool else everybody(service))
 
 
+def edges_service(service: Service) -> Object:
+    """Where clients near the edge send requests."""
+    return _network_service(service, edges_name(service.name), everybody_at_edge(service))
+
+
 def holders(service: Service) -> dict[str, str]:
     """Labels by which the workers of a WorkerPool are found that hold the service; the operator sets the last one."""
     return {
@@ -432,17 +437,17 @@ def http_route(service: Service, route: Route, *, weights: Mapping[str, int]) ->
     }
 
 
-def disruption_budget(service: Service) -> Object:
+def disruption_budget(service: Service, *, edges: bool = False) -> Object:
     """A drain takes one worker at a time, or as many as the user allows; a single worker may go, because nothing can be
-    promised for it."""
+    promised for it. Workers at the edge have one of their own: a site that is offline must not hold up the core."""
     allowed = str((service.spec.worker.get("disruptionBudget") or {}).get("maxUnavailable", 1))
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(service, service.name),
+        "metadata": metadata(service, edges_name(service.name) if edges else service.name),
         "spec": {
             "maxUnavailable": allowed if allowed.endswith("%") else int(allowed),
-            "selector": _with_edges(service),
+            "selector": {"matchLabels": everybody_at_edge(service) if edges else everybody(service)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
@@ -478,13 +483,17 @@ def network_policy(
 
 
 def _guarded(service: Service) -> Object:
-    """The workers; with live training also the pod that trains, on whose ports nobody listens."""
-    return _with_edges(service, *([TRAINER_NAME] if service.spec.training == "LiveTraffic" else []))
+    """The workers, whether or not any are at the edge by now; with live training also the pod that trains, on whose
+    ports nobody listens."""
+    chosen = everybody(service)
+    trainer = [TRAINER_NAME] if service.spec.training == "LiveTraffic" else []
+    named = [chosen.pop("app.kubernetes.io/name"), EDGE_NAME, *trainer]
+    names = {"key": "app.kubernetes.io/name", "operator": "In", "values": named}
+    return {"matchLabels": chosen, "matchExpressions": [names]}
 
 
 def edges_network_policy(service: Service) -> Object:
     """Workers at the edge reach their core, besides what the policy of all workers allows."""
-    own = {key: value for key, value in everybody(service).items() if key != "app.kubernetes.io/name"}
     core = {
         "to": [{"podSelector": {"matchLabels": everybody(service)}}],
         "ports": [{"port": "http", "protocol": "TCP"}],
@@ -494,7 +503,7 @@ def edges_network_policy(service: Service) -> Object:
         "kind": "NetworkPolicy",
         "metadata": metadata(service, edges_name(service.name)),
         "spec": {
-            "podSelector": {"matchLabels": {**own, "app.kubernetes.io/name": EDGE_NAME}},
+            "podSelector": {"matchLabels": everybody_at_edge(service)},
             "policyTypes": ["Egress"],
             "egress": [{"ports": _dns()}, core],
         },

@@ -72,8 +72,6 @@ def _asked_of_pools(service: Service) -> dict[str, int]:
     there: the one that waits is in nobody's plan, and the others have its share."""
     known, asked = {pool.name: pool for pool in service.status.pools}, dict[str, int]()
     for pool in service.spec.pools:
-        if service.spec.at_edge(pool.name):  # they get no requests of others
-            continue
         status = known.get(pool.name)
         asked[pool.name] = pool.replicas
         if status is not None and not pool.fixed:

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -533,11 +534,10 @@ def _all_counts(seen: Observations) -> tuple[ArmCounts, ...]:
 
 def _account(seen: _Seen, now: Observations) -> None:
     """Add what happened since the last pull. Counters of old epochs may have been dropped, so only growth counts."""
-    before = (
-        {}
-        if seen.observations is None or seen.observations.boot_id != now.boot_id
-        else {(c.epoch, c.arm): c for c in _all_counts(seen.observations)}
-    )
+    earlier = seen.observations
+    if earlier is not None and earlier.boot_id != now.boot_id:
+        earlier = None
+    before = {} if earlier is None else {(c.epoch, c.arm): c for c in _all_counts(earlier)}
     _, requests, busy, came = seen.work[-1] if seen.work else _Work(now.now)
     if seen.work:
         answered = requests
@@ -545,7 +545,8 @@ def _account(seen: _Seen, now: Observations) -> None:
             last = before.get((count.epoch, count.arm))
             requests += max(0, count.requests - (last.requests if last else 0))
             busy += max(0.0, count.busy_seconds - (last.busy_seconds if last else 0.0))
-        came += requests - answered + _refused(seen.observations, now)
+        busy += max(0.0, now.other_seconds - (0.0 if earlier is None else earlier.other_seconds))
+        came += requests - answered + _refused(earlier, now)
     if seen.work and now.now <= seen.work[-1].at:
         seen.work[-1] = _Work(seen.work[-1].at, requests, busy, came)
     else:
@@ -554,7 +555,7 @@ def _account(seen: _Seen, now: Observations) -> None:
 
 def _refused(before: Observations | None, now: Observations) -> float:
     """Rows that one process refused since the last pull, as far as they count."""
-    if before is None or before.boot_id != now.boot_id:
+    if before is None:
         return 0.0
     seconds = max(0.0, now.now - before.now) + 1.0  # its answer takes some time
     return min(max(0, now.refused - before.refused), MOST_REFUSED * seconds)
@@ -580,13 +581,15 @@ def _rested(seen: _Seen, now: float) -> None:
 def _load(memory: _ServiceMemory, now: float, clock: float) -> Load:
     """Rates over the last pulls (about ten seconds of them, so that two pulls in a row do not make noise), and their
     peak."""
-    rates, shares, coming = [], [], []
+    rates, coming = list[float](), list[float]()
+    shares = defaultdict[bool, list[float]](list)  # of workers at the edge, and of the others
     for seen in memory.seen.values():
         if len(seen.work) >= 2:
             first, last = seen.work[0], seen.work[-1]
             seconds = last.at - first.at
             rates.append((last.requests - first.requests) / seconds)
-            shares.append(min(1.0, (last.busy - first.busy) / seconds))
+            at_edge = seen.state is not None and seen.state.at_edge
+            shares[at_edge].append(min(1.0, (last.busy - first.busy) / seconds))
             if seconds >= LOAD_WINDOW_SECONDS / 2:
                 coming.append((last.came - first.came) / seconds)
     if coming:
@@ -598,7 +601,7 @@ def _load(memory: _ServiceMemory, now: float, clock: float) -> Load:
     peak, windows = memory.peak_rate.highest(now), tuple(memory.windows)
     if not rates:
         return Load(peak_rate=peak, windows=windows)
-    return Load(sum(rates), sum(shares) / len(shares), peak, windows)
+    return Load(sum(rates), max(map(fmean, shares.values())), peak, windows)
 
 
 def _records(memory: _ServiceMemory, workers: Sequence[Worker]) -> tuple[RecordStore | None, Mapping[str, RecordStore]]:

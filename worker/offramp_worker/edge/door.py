@@ -184,7 +184,14 @@ class EdgeDoor:
         request = await self._read(engine, spec, scope, receive)
         if request.x.dtype.kind == "f" and not np.isfinite(request.x).all():
             raise BadRequestError(f"{FEATURES}: not all are finite numbers")
-        return {"logits": await self._beside(seconds, lambda: self._pieces.run(engine, ramp, request.x))}
+
+        def run() -> Array:
+            began = time.monotonic()
+            logits = self._pieces.run(engine, ramp, request.x)
+            engine.accounts.count_other(time.monotonic() - began)
+            return logits
+
+        return {"logits": await self._beside(seconds, run)}
 
     async def _beside(self, seconds: float, job: Callable[[], Any]) -> Any:
         """Run a job on the thread, unless too many wait or its time runs out before."""

@@ -44,7 +44,8 @@ class FleetReader:
             trial = name_of(deployment) == manifests.trial_name(service.name)
             of = service if trial else made.get(name_of(deployment))
             template = None if of is None else self._templates.wanted(of, memory, trial=trial)
-            seen = self._of(deployment, template)
+            at_edge = manifests.is_of_edges(name_of(deployment))
+            seen = tuple(replace(e, at_edge=at_edge) for e in self._of(deployment, template))
             if of is not None and (rejected := self._rejected(service, of, deployment, memory)) is not None:
                 seen = (*seen, rejected)
             found += tuple(replace(endpoint, trial=True) for endpoint in seen) if trial else _of_pool(service, of, seen)

@@ -20,7 +20,7 @@ from offramp_operator.kube.client import ApiError, GoneError
 from offramp_operator.kube.kinds import DEPLOYMENT, HTTP_ROUTE, NETWORK_SERVICE, Object, name_of
 from offramp_operator.kube.platform import memory as memories
 from offramp_operator.kube.platform.children import Children, NameTakenError
-from offramp_operator.kube.platform.handover import must_stay
+from offramp_operator.kube.platform.handover import has_edges, left_to_route
 from offramp_operator.kube.platform.memory import Memory, Problem, key_of
 from offramp_operator.kube.pools import in_pools
 from offramp_operator.kube.trim import content
@@ -49,7 +49,7 @@ class GatewayRoutes:
             return
         memory.route_problem = None
         try:
-            left = must_stay(self._cache, service)
+            left = left_to_route(self._cache, service)
             for each in (*_sharers(service), *(_of_before(service, obj) for obj in left)):
                 await self._children.ensure(memory, NETWORK_SERVICE, each)
             weights = self._weights(service, left)
@@ -96,11 +96,12 @@ class GatewayRoutes:
 
     async def _remove_services(self, service: Service, *, but: Set[str]) -> None:
         """Those that no route names any more, once their workers are gone. The service's own is for everybody."""
+        apart = [manifests.edges_name(service.name)] if has_edges(self._cache, service) else []
         for obj in self._cache.owned(NETWORK_SERVICE, service.uid):
             name = name_of(obj)
             deployment = service.name if name == manifests.main_name(service.name) else name
             routed = but and self._cache.get(DEPLOYMENT, service.namespace, deployment) is not None
-            if name not in {service.name, *but, *_apart(service)} and not routed:
+            if name not in {service.name, *but, *apart} and not routed:
                 await self._children.remove(NETWORK_SERVICE, obj)
 
     def _is_too_early(self, problem: Problem, service: Service) -> bool:
@@ -171,11 +172,6 @@ def _sharers(service: Service) -> list[Object]:
 def _shared_among(service: Service) -> list[Service]:
     """The pools that requests are shared among. Workers at the edge get those that are sent there."""
     return [each for each in in_pools(service) if not each.spec.is_edge]
-
-
-def _apart(service: Service) -> list[str]:
-    """Services that stand beside the service's own whether or not there is a route."""
-    return [manifests.edges_name(service.name)] if service.spec.edge is not None else []
 
 
 def _backend(service: Service, deployment: str) -> str:

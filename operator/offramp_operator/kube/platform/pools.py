@@ -51,10 +51,11 @@ class Pools:
         pools = in_pools(service)
         live, taken = await self._live(memory, pools)
         goes_first = _goes_first(service, live)
-        changing = waiting = False
+        changing = behind = False
         holding = {each.spec.in_pool for each in pools if self._holds_up(memory, each, live.get(each.spec.in_pool))}
-        # The pool in the middle of a change first, wherever it stands now: no other one begins beside it.
-        for each in sorted(pools, key=lambda each: each.spec.in_pool not in holding):
+        # The pool in the middle of a change first, wherever it stands now: no other one begins beside it. The core's
+        # pools go before the edge and never wait for it, which may have to wait for them.
+        for each in sorted(pools, key=lambda each: (each.spec.is_edge, each.spec.in_pool not in holding)):
             if each.spec.in_pool not in live:
                 continue
             known = live[each.spec.in_pool]
@@ -65,17 +66,18 @@ class Pools:
                 identity,
                 self._templates.settings(memory),
                 replicas=n,
-                strategy=strategy_in_force(each, service.spec.replicas),
+                strategy=strategy_in_force(each, _beside(service, each)),
             )
+            asked = template_mark(body["spec"])
             await self._holds.hold(known, body)
             kept = memory.kept.get(each.spec.in_pool)
             if kept is not None and template_mark(body["spec"]) != kept:
                 continue
-            if each.spec.is_edge and (changing or waiting) and (known is None or changes_pods(known, body)):
-                continue  # until its core is what the spec asks for
+            if each.spec.is_edge and behind and (known is None or changes_pods(known, body)):
+                continue
+            behind = behind or _is_behind(known, asked)
             if known is not None and changes_pods(known, body):
                 if changing or on_probation(known):
-                    waiting = True
                     continue
                 changing = serves(known)
             if known is not None and not serves(known) and (changes_pods(known, body) or not has_followed(known)):
@@ -140,6 +142,20 @@ def _goes_first(service: Service, live: dict[str, Object | None]) -> str | None:
         return None
     running = next((name for name, known in live.items() if known is not None and replicas_of(known)), None)
     return running or next((each.spec.in_pool for each in in_pools(service) if each.spec.replicas), None)
+
+
+def _beside(service: Service, pool: Service) -> int:
+    """Workers that may stand in for one of a pool: those at the edge get no requests of the core, nor it theirs."""
+    at_edge = service.spec.edge_replicas
+    return at_edge if pool.spec.is_edge else service.spec.replicas - at_edge
+
+
+def _is_behind(live: Object | None, asked: str | None) -> bool:
+    """Whether a pool of the core answers with other pods than the spec asks for, whatever keeps it from having
+    those."""
+    if live is None or not serves(live):
+        return False
+    return template_mark(msgspec.json.decode(content(live))) != asked or not has_followed(live)
 
 
 def on_probation(live: Object) -> bool:

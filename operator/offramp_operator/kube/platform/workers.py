@@ -28,12 +28,13 @@ from offramp_operator.kube.platform import memory as memories
 from offramp_operator.kube.platform.children import Children, NameTakenError, check_owner
 from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.gateway import GatewayRoutes
+from offramp_operator.kube.platform.handover import has_edges
 from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.platform.memory import Memory, Problem, key_of
 from offramp_operator.kube.platform.pools import Pools, on_probation
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
 from offramp_operator.kube.platform.trainings import Trainings
-from offramp_operator.kube.pools import in_pools, replicas_of
+from offramp_operator.kube.pools import replicas_of
 from offramp_operator.kube.scaling import handed_over
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import WorkerIdentity
@@ -79,14 +80,12 @@ class Workers:
         try:
             await self._trainings.end_unwanted(service)
             await self._children.ensure(memory, NETWORK_SERVICE, manifests.network_service(service))
-            for each in in_pools(service):
-                if each.spec.is_edge:
-                    await self._children.ensure(memory, NETWORK_SERVICE, manifests.version_service(each, trial=False))
             if service.spec.shared_pool:  # everything else is the pool's
                 memory.problem = None
                 return
             await self._children.ensure(memory, DISRUPTION_BUDGET, manifests.disruption_budget(service))
             await self._ensure_network_policy(memory, service)
+            taken = await self._ensure_edges(memory, service)
             await self._ensure_digests(memory, service)
             if memory.class_trouble is None:  # else the pods, and their number, stay as they are
                 await self._ensure_trial(memory, service, identity)
@@ -106,14 +105,13 @@ class Workers:
                 memory, service, parse_reason(error.reason) if error.reason else Reason.REFUSED, error.message
             )
         else:
-            memory.problem = None
+            if taken:  # which kept no worker from being changed
+                self._remember(memory, service, Reason.NAME_TAKEN, "; ".join(taken))
+            else:
+                memory.problem = None
 
     async def _ensure_network_policy(self, memory: Memory, service: Service) -> None:
         operator = self._settings.admin_from
-        if operator is None or self._settings.allow_egress or service.spec.edge is None:
-            await self._children.delete(service, NETWORK_POLICY, manifests.edges_name(service.name))
-        else:
-            await self._children.ensure(memory, NETWORK_POLICY, manifests.edges_network_policy(service))
         if operator is None:
             # One that was made while they were wanted.
             await self._children.delete(service, NETWORK_POLICY, manifests.network_policy_name(service.name))
@@ -122,6 +120,26 @@ class Workers:
             service, operator, allow_egress=self._settings.allow_egress, delivery=self._settings.delivery
         )
         await self._children.ensure(memory, NETWORK_POLICY, policy)
+
+    async def _ensure_edges(self, memory: Memory, service: Service) -> list[str]:
+        """What stands beside workers at the edge, as long as there are any. Returns what somebody else has the name
+        of."""
+        edges, confined = has_edges(self._cache, service), self._settings.admin_from and not self._settings.allow_egress
+        name, taken = manifests.edges_name(service.name), list[str]()
+        wanted = {
+            NETWORK_SERVICE: manifests.edges_service(service),
+            DISRUPTION_BUDGET: manifests.disruption_budget(service, edges=True),
+            **({NETWORK_POLICY: manifests.edges_network_policy(service)} if confined else {}),
+        }
+        for kind in (NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY):
+            try:
+                if edges and kind in wanted:
+                    await self._children.ensure(memory, kind, wanted[kind])
+                elif kind is not NETWORK_SERVICE:  # that may be the one of a pool, and routes remove it
+                    await self._children.delete(service, kind, name)
+            except NameTakenError as error:
+                taken.append(str(error))
+        return taken
 
     async def _ensure_digests(self, memory: Memory, service: Service) -> None:
         """Hand the digest that the bundle was proven with to workers to come. Before the Deployment, which may then

@@ -120,7 +120,9 @@ class Accounts:
     ) -> None:
         """A batch has ended after ``seconds``; ``answer_seconds`` is what its rows waited on average, None unless it is
         compared with the holdback. How long an ``eased`` one took says nothing of everybody's plan."""
-        if not batch.never_exit:
+        if batch.never_exit:
+            self.count_other(seconds)
+        else:
             shape = batch_shape(batch.x, self._spec)
             slow_above = active.slow_above(runtime, shape)
             expected = self._exact_seconds[min(len(batch), len(self._exact_seconds) - 1)]
@@ -143,6 +145,11 @@ class Accounts:
             self._metrics.failed_batches(arm).inc()
         else:
             self._metrics.batch_seconds(arm).observe(seconds)
+
+    def count_other(self, seconds: float) -> None:
+        """So long was spent on answers that count for no plan."""
+        with self._counters.lock:
+            self._counters.other_seconds += seconds
 
     # --- audits -------------------------------------------------------------------------------------
 

@@ -101,7 +101,9 @@ class Counters:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.refused = 0  # rows of requests turned away at once; change it only under the lock
+        # Rows of requests turned away at once, and seconds of answers that count for no plan; change them only under
+        # the lock.
+        self.refused, self.other_seconds = 0, 0.0
         self._counters: OrderedDict[tuple[int, Arm], ArmCounter] = OrderedDict()
         self._meters: OrderedDict[tuple[str, float], HoldbackMeter] = OrderedDict()
 
