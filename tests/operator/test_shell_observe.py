@@ -207,6 +207,33 @@ def test_services_whose_tuning_waits_share_a_bound_and_the_largest_gives_way(
     asyncio.run(story())
 
 
+def test_of_services_whose_tuning_waits_those_that_need_the_fewest_labels_have_room_first(
+    spawn: Callable[[str], StubWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """76 tunings that never ended kept 1,168 of 2,000 waiting services from the records of a first attempt."""
+    monkeypatch.setattr(observe, "CAPACITY_ROWS", 100)
+    monkeypatch.setattr(observe, "rows_each", lambda *_, **__: 50)
+    monkeypatch.setattr(observe, "WAITING_BYTES", 250 * row_bytes(2))
+    needs = {"never-ends": 40_000, "nor-does-this": 20_000, "new": 5_000}
+
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 100
+        async with bench() as made:
+
+            async def kept(name: str) -> int:
+                made.monotonic += 2.0
+                waits = TuningStatus(Reason.COLLECTING_LABELS, labels_needed=needs[name])
+                key = ServiceKey("default", name)
+                return len(times(await made.observer.observe(key, (endpoint(a),), token=TOKEN, tuning=waits)))
+
+            for name in needs:
+                await kept(name)
+            assert [await kept(name) for name in needs] == [50, 100, 100]
+
+    asyncio.run(story())
+
+
 def test_while_a_canary_earns_its_place_its_service_keeps_what_scenes_are_seen_in_and_so_do_only_so_many_at_once(
     spawn: Callable[[str], StubWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

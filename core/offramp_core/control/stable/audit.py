@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from offramp_core.certify import all_streams_differ, dependence
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import Load
 from offramp_core.protocol import ArmCounts
-from offramp_core.records import Records
+from offramp_core.records import IndexArray, Records, SecondsArray
 
 QUIET_RATE = 0.02
 LABELS_PER_SECOND = 1.0  # when traffic is low, 2 % of it would leave the detector without labels for minutes
@@ -72,6 +73,7 @@ MISTAKES_LOOKED_AT, MOST_LOOKED_AT = 50, 20_000
 SLIGHT = 4  # times as many, with which scenes show clearly
 NEARLY_ALL = 0.9  # share of records that name their sources
 MOST_OF_ONE = 0.3  # of the records between its first and its last: a name with more may be a gateway's
+MOST_IN_TURNS = 0.5  # of a name's requests, directly after another of its own: gateways may take turns
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
 
@@ -115,7 +117,7 @@ def _named_share(records: Records) -> float:
     """Share of the newest records whose name may be that of one source among several.
 
     A name that most requests have while it is there may be that of a gateway, or of one that is renamed now and then,
-    with many sources behind it.
+    with many sources behind it. So may one whose requests mostly follow each other directly: gateways take turns.
     """
     if records.stream is None or not len(records):
         return 0.0
@@ -123,7 +125,18 @@ def _named_share(records: Records) -> float:
     names, first, row, count = np.unique(stream, return_index=True, return_inverse=True, return_counts=True)
     last = len(stream) - 1 - np.unique(stream[::-1], return_index=True)[1]
     of_all = (count - 1) / np.maximum(1, last - first)
-    return float(((names != 0) & (of_all <= MOST_OF_ONE))[row].mean())
+    in_turns = _in_turns(row, None if records.time is None else records.time[-CLUSTERING_RECORDS:])
+    return float(((names != 0) & (of_all <= MOST_OF_ONE) & (in_turns <= MOST_IN_TURNS))[row].mean())
+
+
+def _in_turns(name: IndexArray, time: SecondsArray | None) -> npt.NDArray[np.float64]:
+    """Share of each name's requests that come directly after another of its own; rows of one ``time`` are one
+    request."""
+    begins = np.ones(len(name), dtype=np.bool_)
+    if time is not None:
+        begins[1:] = (np.diff(name) != 0) | (np.diff(time) != 0)
+    of = name[begins]
+    return np.bincount(of[1:][np.diff(of) == 0], minlength=name.max() + 1) / np.bincount(of)
 
 
 def records_for_slight_scenes(records: Records | None, *, budget: float) -> int:

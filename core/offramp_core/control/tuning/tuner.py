@@ -55,7 +55,7 @@ _MIN_LABELS, _MAX_LABELS = 300, 5000
 _LABELS_PER_LARGE_BUDGET, _FEWEST_LABELS = 30, 100
 MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
 REMEASURE_GROWTH = 2  # times as many labels, until it is measured again what one is worth
-REMEASURE_SECONDS = 86_400.0  # after which it is measured again in any case: no more labels may be kept than there are
+REMEASURE_SECONDS = 86_400.0  # after which it is measured again with fewer, where requests name their sources
 # Times what a test for everybody is worth, that may be waited for so that tiers are tested as well: one at a sixth of
 # the budget comes with the first plan, one that is stricter where traffic brings its labels anyway.
 MENU_PATIENCE = 8
@@ -141,6 +141,7 @@ class Tuned:
 
 def tune_or_wait(view: TunerView) -> Tuned:
     """Digest a finished tuning, or start one when enough labels are there, or say what is missing."""
+    view = _by_this_clock(view)
     status = view.status
     labels = _labels(view)
     if view.snapshot.tuning_outcome is not None:
@@ -159,6 +160,12 @@ def tune_or_wait(view: TunerView) -> Tuned:
         status, state=Reason.TUNING, labels=labels, requested_for=view.objective, message="searching and certifying"
     )
     return Tuned(begun, request=_request(view, view.snapshot.observed.records))
+
+
+def _by_this_clock(view: TunerView) -> TunerView:
+    """A clock that was ahead at an attempt postpones the next one by a day at most."""
+    by, latest = view.status.remeasure_by_at, view.now + REMEASURE_SECONDS
+    return view if by is None or by <= latest else replace(view, status=replace(view.status, remeasure_by_at=latest))
 
 
 def _come_back(view: TunerView) -> Tuned:
@@ -190,12 +197,13 @@ def _awaited_with_names(view: TunerView) -> int:
     are worth change.
 
     What the last attempt for the same objective asked for counts as well, within reason. What few labels seemed to be
-    worth is measured again before there are as many as a certificate would take: it may have been their change.
+    worth is measured again before there are as many as a certificate would take: it may have been their change. With no
+    more of them it is measured again only where scenes are told apart by names: without, one of many looks sees none.
     """
     status, spec = view.status, view.snapshot.service.spec
     first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
     same = status.requested_for == view.objective
-    if same and status.remeasure_at and view.now >= (status.remeasure_by_at or 0.0):
+    if same and status.remeasure_at and view.now >= (status.remeasure_by_at or 0.0) and _sources_named(view):
         return first_attempt_labels(spec.max_disagreement)
     if same and status.remeasure_at:
         return max(first, status.remeasure_at)
@@ -205,6 +213,12 @@ def _awaited_with_names(view: TunerView) -> int:
     menu = _menu_labels(view) if menu_is_new(view) else 0
     asked = status.labels_needed if same else 0
     return max(first, worth, min(asked, _PATIENCE * worth), min(menu, MENU_PATIENCE * worth))
+
+
+def _sources_named(view: TunerView) -> bool:
+    """Whether nearly all requests name their sources."""
+    store, budget = view.snapshot.observed.records, view.snapshot.service.spec.max_disagreement
+    return store is not None and records_for_scenes(store.records, budget=budget) == 0
 
 
 def _lacking_for_scenes(view: TunerView) -> int:
@@ -276,7 +290,8 @@ def _hopeless(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
 def _too_many(view: TunerView, *, needed: int) -> str:
     effect, budget = view.status.design_effect, view.snapshot.service.spec.max_disagreement
     worth = f", as {effect:.1f} of them are worth one" if effect > 1 else ""
-    again = f"; measured again at {needed}, or a day after the last attempt" if needed < MOST_LABELS else ""
+    day = ", or a day after the last attempt" if _sources_named(view) else ""
+    again = f"; measured again at {needed}{day}" if needed < MOST_LABELS else ""
     return (
         f"a certificate for a budget of {budget:.4%} takes about {max(needed, _worth(view))} labels{worth}; at most "
         f"{MOST_LABELS} are kept{again}. "
@@ -535,7 +550,7 @@ def _more_labels(view: TunerView, outcome: NeedsLabels) -> TuningStatus:
     hopeless = _worth(view) > MOST_LABELS
     message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
     if needed < outcome.needed:
-        message += f"; measured again at {needed}, or in a day"
+        message += f"; measured again at {needed}{', or in a day' if _sources_named(view) else ''}"
     return replace(
         status,
         state=Reason.IDLE if hopeless else Reason.COLLECTING_LABELS,
