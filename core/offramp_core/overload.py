@@ -22,17 +22,39 @@ SPARE_LOAD = 0.75  # of the engine's time under everybody's plan: it has room to
 LEAST_SECONDS = 1.0  # overload lasts
 LONGEST_SECONDS = 30.0  # without another look at what everybody's plan takes
 MEMORY_SECONDS = 1.0  # after which the work that came counts a third
+FITS, MOST_ERROR = (
+    0.2,
+    0.5,
+)  # of what the line expects of a batch: the mean error that it may have, and what a stall counts
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """Seconds of batches by their rows, fitted to the newest ones by least squares: most of what a batch takes that
-    nearly everybody leaves early may be its own, and not its rows'. ``rows`` and ``seconds`` are means."""
+    nearly everybody leaves early may be its own, and not its rows'. ``rows`` and ``seconds`` are means, and so is
+    ``error``, how far batches were from what the line expected, as a fraction of that and 1 at most: one stall counts
+    for one batch."""
 
     rows: float
     seconds: float
     variance: float
     covariance: float
+    error: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether it says what batches take. It does not where rows are of several sizes, as texts are: batches of
+        long ones have fewer rows and take longer."""
+        return self.error <= FITS
+
+    @property
+    def _each(self) -> float:
+        return self.seconds / self.rows
+
+    @property
+    def _slope(self) -> float:
+        """Where all had about as many rows, their time is the rows'."""
+        return (self.covariance + self._each) / (self.variance + 1.0)
 
     @classmethod
     def through(cls, seconds: Sequence[float]) -> Line:
@@ -43,19 +65,19 @@ class Line:
 
     def after(self, *, rows: int, seconds: float) -> Line:
         more, longer = rows - self.rows, seconds - self.seconds
+        expected = self.predicted(rows)
+        error = min(MOST_ERROR, abs(seconds - expected) / expected) if expected > 0 else MOST_ERROR
         return Line(
             self.rows + WEIGHT * more,
             self.seconds + WEIGHT * longer,
             (1 - WEIGHT) * (self.variance + WEIGHT * more**2),
             (1 - WEIGHT) * (self.covariance + WEIGHT * more * longer),
+            self.error + WEIGHT * (error - self.error),
         )
 
     def predicted(self, rows: int) -> float:
-        """Neither rows nor batches take less than nothing. Where all had about as many rows, their time is the
-        rows'."""
-        each = self.seconds / self.rows
-        slope = min(each, max(0.0, (self.covariance + each) / (self.variance + 1.0)))
-        return self.seconds + slope * (rows - self.rows)
+        """Neither rows nor batches take less than nothing."""
+        return self.seconds + min(self._each, max(0.0, self._slope)) * (rows - self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +86,8 @@ class Overload:
     expected of them. ``since`` is when overload began or ended last."""
 
     pace: Pace
+    #: By the rows of batches alone, and by a line; ``pace`` is by the line where that fits.
+    by_rows: Pace | None = None
     line: Line | None = None
     on: bool = False
     since: float = -math.inf
@@ -102,6 +126,7 @@ class Overload:
     def after(self, *, rows: int, seconds: float) -> Overload:
         """Once a batch of ``rows`` rows under the thresholds for overload kept the engine for ``seconds``."""
         taken = min(seconds, SURGE * self.pace.seconds[rows])
+        by_rows = (self.by_rows or self.pace).after(rows=rows, seconds=taken)
         line = (self.line or Line.through(self.pace.seconds)).after(rows=rows, seconds=taken)
-        pace = Pace((0.0, *(line.predicted(n) for n in range(1, len(self.pace.seconds)))), least=0.0)
-        return replace(self, line=line, pace=pace)
+        fitted = (0.0, *(line.predicted(n) for n in range(1, len(self.pace.seconds))))
+        return replace(self, by_rows=by_rows, line=line, pace=Pace(fitted, least=0.0) if line.fits else by_rows)

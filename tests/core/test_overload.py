@@ -199,6 +199,16 @@ def test_what_batches_under_overload_take_is_learned_by_their_rows_and_by_themse
     assert overload.pace.seconds[2] == pytest.approx(0.03, rel=0.01)
 
 
+def test_rows_of_two_sizes_are_forecast_by_their_rows() -> None:
+    """Texts share a batch by their length: those of long ones have fewer rows and take longer, so that a line through
+    both says that rows take nothing, and many would be answered late."""
+    overload, rng = Overload(PACE), np.random.default_rng(1)
+    for long in (rng.random(200) < 0.3).tolist():
+        rows = int(rng.integers(4, 12) if long else rng.integers(16, 33))
+        overload = overload.after(rows=rows, seconds=0.002 + rows * (0.04 if long else 0.0005))
+    assert overload.pace.seconds[32] == pytest.approx(32 * overload.pace.seconds[1])
+
+
 @given(st.lists(st.tuples(st.integers(1, 32), st.floats(0, 10)), min_size=1, max_size=60))
 def test_no_batch_is_expected_to_take_less_than_one_of_fewer_rows(batches: list[tuple[int, float]]) -> None:
     overload = Overload(PACE)

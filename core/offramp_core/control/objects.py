@@ -608,7 +608,8 @@ class PoolPlanStatus:
     """The plan of all pools, as it was when it last changed: requests per second that it is for (``demand``) and
     ``answered``, and what the workers cost an hour. While earlier days let expect more than is asked, ``expected`` is
     how much, and ``asked`` what the recent past asks; else both are 0. ``saving`` is the share of the engine's time
-    that exits are counted on for, where the spec has them counted."""
+    that exits are counted on for, where the spec has them counted; ``exits_off_at`` is when they were last off
+    although they had been counted, for as long as they are not counted again."""
 
     demand: float = 0.0
     answered: float = 0.0
@@ -617,6 +618,7 @@ class PoolPlanStatus:
     asked: float = 0.0
     expected: float = 0.0
     saving: float = 0.0
+    exits_off_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

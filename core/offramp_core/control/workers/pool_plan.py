@@ -47,7 +47,8 @@ class PoolsView:
 
     ``demand`` is requests per second, ``late_share`` of which may be late; ``by_weight`` says that they are shared by
     what workers can do. ``may_lower`` is False while too little was seen to take workers away. ``placed`` has, by pool,
-    the workers that answer or start; ``answered`` is what the plan of before answers, with the model of then.
+    the workers that answer or start; ``answered`` is what the plan of before answers, with the model of then
+    and the exits of now.
     ``shares`` has, by pool, what other services leave of its WorkerClass.
     """
 
@@ -177,10 +178,11 @@ def with_plan(
 ) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:
     """How each pool stands with what is planned for it now, and the plan. Where the spec says how many workers there
     are, the plan is told and changes nothing. ``saving`` is the share of the engine's time that exits are counted on
-    for."""
+    for at most."""
     spec, before = service.spec, service.status.pool_plan
     if not spec.pools or spec.pools[0].max_workers is None:
         return known, PoolPlanStatus()
+    saving, off_at = _steady_saving(before, saving, now=now) if spec.counts_exits else (saving, None)
     if moving := model_on_its_way(known):  # then nobody is pressed by the share of another one
         has = {pool.name: pool.desired for pool in known}
         shares = {name: replace(share, most=max(share.most, has[name])) for name, share in shares.items()}
@@ -189,11 +191,11 @@ def with_plan(
         view_of(service, known, seen.rate, saving=saving),
         may_lower=now - watched_since >= WATCHED_SECONDS,
         placed=placed,
-        answered=before.answered,
+        answered=before.answered * ((1 - before.saving) / (1 - saving)),
         shares=shares,
     )
     draft = _asked_and_expected(before, seen, steady=bool(shares), may_lower=view.may_lower)
-    draft = replace(draft, saving=saving)
+    draft = replace(draft, answered=view.answered, saving=saving, exits_off_at=off_at)
     plan = plan_pools(view)
     short = plan.answered < draft.demand * (1 - TINY) or not plan.planned
     numbers = next_numbers(view, plan.planned)
@@ -209,7 +211,7 @@ def with_plan(
         return tuple(pools), _without_plan(draft, plan.reason, in_short(service, pools, shares), moving=moving)
     same = all((a.planned, a.wanted) == (b.planned, b.wanted) for a, b in zip(pools, known, strict=True))
     steady = (draft.demand, draft.asked) == (before.demand, before.asked) if shares else True
-    same = same and saving == before.saving
+    same = same and (saving, off_at) == (before.saving, before.exits_off_at)
     if before.reason and same and steady and seen.expected == (before.expected > 0):
         return tuple(pools), before
     reason = _joined([plan.reason, seen.reason, *in_short(service, pools, shares)])
@@ -252,29 +254,39 @@ def view_of(service: Service, known: tuple[PoolStatus, ...], demand: float, *, s
 
 
 def with_exits(known: Iterable[PoolStatus], saving: float) -> tuple[PoolStatus, ...]:
-    """What workers do while their plan saves so much of the engine's time.
+    """What workers carry while their plan saves so much of the engine's time. Whether they answer in time is told
+    with exits off: else nobody would answer in time once exits go off, until others have started.
 
     Examples
     --------
     >>> [pool.worker_rate for pool in with_exits([PoolStatus("a", worker_rate=60.0, batch_seconds=0.1)], 0.5)]
     [120.0]
     """
-    left = 1 - saving
-    return tuple(
-        replace(p, worker_rate=p.worker_rate / left, batch_seconds=p.batch_seconds * left) if saving else p
-        for p in known
-    )
+    return tuple(replace(p, worker_rate=p.worker_rate / (1 - saving)) for p in known)
 
 
 def counted_saving(spec: ServiceSpec, stable: Config, measured: Saving | None) -> float:
     """What the plan that serves is counted on to save of the engine's time, where the user has exits counted: what its
-    certificate promises once audits are paid for, or less where the batches that are held back say that it surely is;
-    rounded down. Nothing of a plan without a certificate."""
+    certificate promises once audits are paid for, of the tier that saves least, as all requests may name that one; or
+    less where the batches that are held back say that it surely is. Nothing of the batches that are held back, and
+    nothing of a plan without a certificate. Rounded down."""
     promised = stable.status.prediction
     if not spec.counts_exits or stable.plan.exits_off or promised is None:
         return 0.0
-    surely = promised.net if measured is None else min(promised.net, measured.high)
-    return min(max(0.0, math.floor(100 * surely) / 100), MOST_SAVING)
+    least = min([promised.saving, *(promised.tiers.get(tier.name, 0.0) for tier in spec.tiers)]) - promised.audits
+    surely = least if measured is None else min(least, measured.high)
+    return min(max(0.0, math.floor(100 * surely * (1 - spec.holdback)) / 100), MOST_SAVING)
+
+
+def _steady_saving(before: PoolPlanStatus, saving: float, *, now: float) -> tuple[float, float | None]:
+    """The saving to count, and when exits were last off that had been counted. What goes off may soon go off again: it
+    counts anew after as long as a change of workers has to pay."""
+    off_at, horizon = before.exits_off_at, CAUTION.horizon_seconds
+    lasted = None if off_at is None or now < off_at else now - off_at
+    if saving:
+        return (saving, None) if lasted is None or lasted >= horizon else (0.0, off_at)
+    renewed = before.saving > 0 or (lasted is not None and lasted >= horizon / 2)  # seldom, as it is written
+    return 0.0, now if renewed else off_at
 
 
 def steady_demand(before: float, demand: float, *, may_lower: bool) -> float:
@@ -480,7 +492,7 @@ class _Planner:
         size, seconds = self.batch[name]
         return Column(
             key=replace(_key(name), batch_size=size),
-            batch_seconds=seconds,
+            batch_seconds=min(seconds, size / rate),  # with exits that are counted; who is usable was told without
             worker_rate=rate,
             certified_disagreement=0.0,
             memory_bytes=0,
