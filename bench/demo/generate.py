@@ -34,7 +34,6 @@ from bench.demo.picture import number_turns
 from bench.demo.story import Json, StoryError
 from bench.generate.prepared import prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import recorded_answers
-from bench.load import CLIENTS
 
 BUILD = Path("build/demo-generate")
 PATIENCE_SECONDS = 600.0
@@ -63,7 +62,7 @@ class Setting:
 
 SETTINGS = {
     "stories": Setting(stories_bundle, "stories", 40, "TokenF1", "0.35", 12, 20.0, 400, 40, 1, "seconds"),
-    "smollm2": Setting(smollm2_bundle, "xquad", 10, "TokenF1", "0.35", 6, 1.5, 96, 12, 2, "ten minutes"),
+    "smollm2": Setting(smollm2_bundle, "xquad", 10, "TokenF1", "0.35", 8, 2.6, 96, 12, 2, "ten minutes"),
 }
 
 
@@ -99,8 +98,7 @@ class Traffic:
         draw, open_ = random.Random(7), set[asyncio.Task[None]]()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
             while not self._stop.is_set():
-                which = draw.randrange(len(self.prompts))
-                task = asyncio.create_task(self._one(session, self.prompts[which], f"client-{which % CLIENTS}"))
+                task = asyncio.create_task(self._one(session, draw.choice(self.prompts)))
                 open_.add(task)
                 task.add_done_callback(open_.discard)
                 with contextlib.suppress(TimeoutError):
@@ -110,10 +108,9 @@ class Traffic:
     def stop(self) -> None:
         self._stop.set()
 
-    async def _one(self, session: aiohttp.ClientSession, prompt: str, source: str) -> None:
+    async def _one(self, session: aiohttp.ClientSession, prompt: str) -> None:
         sent, first, told = time.perf_counter(), 0.0, dict[str, Any]()
         body = {"model": self.model, "prompt": prompt, "max_tokens": self.tokens, "temperature": 0, "stream": True}
-        body["parameters"] = {"stream_name": source}
         try:
             async with session.post(f"{self.url}/v1/completions", json=body | USAGE) as reply:
                 if reply.status != 200:
