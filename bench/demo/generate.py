@@ -348,10 +348,36 @@ def manifest_of(bundle: Path, setting: Setting) -> Json:
     }
 
 
+def require_fewer_bits(bundle: Path) -> None:
+    """The story's plan answers in fewer bits.
+
+    Raises
+    ------
+    StoryError
+        Where none were worth their loss on this processor: then no plan is ever certified.
+    """
+    variants = json.loads((bundle / "report.json").read_text())["variants"]
+    if not [v for v in variants[1:] if not v["refused"]]:
+        why = "; ".join(f"{v['name']}: {v['refused']}" for v in variants[1:])
+        raise StoryError(f"fewer bits of {bundle.name} do not pay on this processor ({why})")
+
+
+def first_that_pays(console: Console) -> str:
+    """The small model, or the large one where fewer bits of the small one do not pay."""
+    small, large = SETTINGS
+    try:
+        require_fewer_bits(SETTINGS[small].bundle())
+    except StoryError as error:
+        console.print(f"{error}; so {large} tells the story")
+        return large
+    return small
+
+
 async def run(console: Console, *, model: str, measure: float) -> int:
     setting = SETTINGS[model]
     console.print(f"the bundle of {model}: prepared once ({setting.takes}), then kept in build/generate by content")
     bundle = setting.bundle()
+    require_fewer_bits(bundle)
     calm = [" ".join(prompt.split()[: setting.words]) for prompt in prompts_of(setting.prompts, setting.asked)]
     hostile = worst_answered(bundle, calm, setting, console)
     work = BUILD / "run"
@@ -403,14 +429,15 @@ def main() -> int:
     parser.add_argument(
         "--model",
         choices=list(SETTINGS),
-        default="stories",
-        help="stories (seconds to prepare) or smollm2 (minutes, once)",
+        default=None,
+        help="stories (seconds to prepare) or smollm2 (minutes, once); default: the first whose few bits pay here",
     )
     parser.add_argument("--measure", type=float, default=20.0, help="seconds of each undisturbed stretch")
     options = parser.parse_args()
     console = Console()
     try:
-        return asyncio.run(run(console, model=options.model, measure=options.measure))
+        model = options.model or first_that_pays(console)
+        return asyncio.run(run(console, model=model, measure=options.measure))
     except StoryError as error:
         console.print(f"[bold red]the story took another turn:[/] {error}")
         return 1
