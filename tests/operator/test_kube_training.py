@@ -192,7 +192,10 @@ def test_no_request_reaches_the_trainer_and_it_connects_to_nothing() -> None:
     assert chosen["app.kubernetes.io/name"] in names["values"], "the workers stay guarded"
     assert "Egress" in policy["policyTypes"] and "egress" not in policy
     plain = network_policy(service(ramps={}), OperatorPods("o", {"a": "b"}), allow_egress=False)["spec"]["podSelector"]
-    assert plain == {"matchLabels": chosen}
+    (guarded,) = plain["matchExpressions"]
+    assert plain["matchLabels"].items() <= chosen.items() and guarded["key"] == names["key"]
+    assert chosen["app.kubernetes.io/name"] in guarded["values"], "the workers are guarded without a training, too"
+    assert labels[names["key"]] not in guarded["values"], "and nothing else is for a trainer that there is not"
 
 
 def test_there_is_no_training_without_a_store() -> None:
