@@ -23,7 +23,7 @@ import yaml
 from rich.console import Console
 
 from bench.demo.pools import Pool, prepare_digits
-from bench.demo.story import Json, Settings, StoryError, Storyteller, print_summary, problems, tell, write
+from bench.demo.story import Json, Settings, StoryError, Storyteller, ended, print_summary, problems, tell, write
 
 SHUTDOWN_SECONDS = 30.0
 BUILD = Path("build/demo")
@@ -179,11 +179,7 @@ async def run(console: Console) -> int:
 
 def report(summary: Json, out: Path, console: Console) -> int:
     """Say what failed, if anything; the exit code."""
-    wrong = problems(summary)
-    for problem in wrong:
-        console.print(f"[bold red]failed:[/] {problem}")
-    console.print(f"picture: {out / 'story.png'} · summary: {out / 'summary.json'}")
-    return 1 if wrong else 0
+    return ended(problems(summary), console, picture=out / "story.png", summary=out / "summary.json")
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ from bench.demo.fleet_day import (
     windows_of,
 )
 from bench.demo.pools import prepare_cluster_pool
-from bench.demo.story import Json, StoryError
+from bench.demo.story import Json, StoryError, ended
 from bench.load import OpenLoop, percentile_ms, window
 from offramp_core.control.codec import from_json
 from offramp_core.control.objects import PoolStatus
@@ -240,11 +240,7 @@ def report(day: Day, console: Console, *, title: str) -> int:
     (BUILD / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     (BUILD / "day.json").write_text(json.dumps(as_json(day)) + "\n")
     console.print(closing_table(summary))
-    wrong = broken(summary)
-    for problem in wrong:
-        console.print(f"[bold red]failed:[/] {problem}")
-    console.print(f"picture: {picture} · summary: {BUILD / 'summary.json'}")
-    return 1 if wrong else 0
+    return ended(broken(summary), console, picture=picture, summary=BUILD / "summary.json")
 
 
 def main() -> int:

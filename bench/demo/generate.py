@@ -31,7 +31,7 @@ from rich.table import Table
 
 from bench.demo.embedded import EmbeddedStage
 from bench.demo.picture import number_turns
-from bench.demo.story import Json, StoryError
+from bench.demo.story import Json, StoryError, ended
 from bench.generate.prepared import prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import recorded_answers
 
@@ -418,10 +418,7 @@ def _report(summary: Json, console: Console, *, code: int) -> int:
     if summary["verdict"] != "RolledBack":
         problems.append(f"the second canary ended with {summary['verdict']}, not rolled back")
     problems += [f"`offramp up` ended with exit code {code}"] if code else []
-    for problem in problems:
-        console.print(f"[bold red]failed:[/] {problem}")
-    console.print(f"picture: {BUILD / 'story.png'} · summary: {BUILD / 'summary.json'}")
-    return 1 if problems else 0
+    return ended(problems, console, picture=BUILD / "story.png", summary=BUILD / "summary.json")
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,14 @@ LOAD = (
 P50_EXPECTED, P95_EXPECTED = 0.7, 1.05
 
 Json = dict[str, Any]
+
+
+def ended(problems: Sequence[str], console: Console, *, picture: Path, summary: Path) -> int:
+    """Say what failed, if anything, and where to look; the exit code of a demo."""
+    for problem in problems:
+        console.print(f"[bold red]failed:[/] {problem}")
+    console.print(f"picture: {picture} · summary: {summary}")
+    return 1 if problems else 0
 
 
 class Stage(Protocol):

@@ -22,18 +22,15 @@ SPARE_LOAD = 0.75  # of the engine's time under everybody's plan: it has room to
 LEAST_SECONDS = 1.0  # overload lasts
 LONGEST_SECONDS = 30.0  # without another look at what everybody's plan takes
 MEMORY_SECONDS = 1.0  # after which the work that came counts a third
-FITS, MOST_ERROR = (
-    0.2,
-    0.5,
-)  # of what the line expects of a batch: the mean error that it may have, and what a stall counts
+FITS = 0.2  # of what the line expects of a batch: the mean error up to which it says what batches take
+MOST_ERROR = 0.5  # of the same: what one batch counts at most, however long a stall was
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """Seconds of batches by their rows, fitted to the newest ones by least squares: most of what a batch takes that
     nearly everybody leaves early may be its own, and not its rows'. ``rows`` and ``seconds`` are means, and so is
-    ``error``, how far batches were from what the line expected, as a fraction of that and 1 at most: one stall counts
-    for one batch."""
+    ``error``, how far batches were from what it expected, as a fraction of that and :data:`MOST_ERROR` at most."""
 
     rows: float
     seconds: float
