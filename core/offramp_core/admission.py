@@ -22,6 +22,7 @@ LENIENT_WAIT = 10.0  # objectives that a forecast may fill while there is credit
 LARGEST_CREDIT, EARNED = 200.0, 0.01  # requests; credit earned with each request answered
 WEIGHT = 0.1  # of the newest batch in the moving average
 PATIENCE_SECONDS = 10.0  # when a request without a deadline is due: late, but not after everything that comes with one
+APART = 10.0  # objectives between stalls at least
 SURGE = 4.0  # times the average; one stall must not close the door for long
 
 
@@ -118,7 +119,8 @@ class QueueAdmission:
     share: float = LARGEST_SHARE
     #: Requests that may still join late.
     credit: float = LARGEST_CREDIT
-    #: When the last stall ended: a batch that took longer than the objective allows.
+    #: When the last batch ended that took longer than the objective allows, and when the last one that was a stall did.
+    long_until: float = -math.inf
     stalled_until: float = -math.inf
 
     def entry(self, seen: Forecast) -> Entry:
@@ -154,8 +156,12 @@ class QueueAdmission:
         return came > self.stalled_until and self._beyond(now - came)
 
     def stalled(self, seconds: float, *, now: float) -> QueueAdmission:
-        """The door once a batch kept the engine for so long."""
-        return replace(self, stalled_until=now) if self._beyond(seconds) else self
+        """The door once a batch kept the engine for so long. A long one soon after another is no stall: the engine is
+        slow, and fewer are to be let in."""
+        if self.objective_seconds is None or not self._beyond(seconds):
+            return self
+        alone = now - seconds - self.long_until > APART * self.objective_seconds
+        return replace(self, long_until=now, stalled_until=now if alone else self.stalled_until)
 
     def _beyond(self, seconds: float) -> bool:
         return self.objective_seconds is not None and seconds > ENGINE_SHARE * self.objective_seconds
