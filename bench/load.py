@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 DEADLINE_SECONDS = 10.0
-CLIENTS = 8  # that name themselves; each sends images of its own
+CLIENTS = 8  # that name themselves and ask in turn, each for any of the images
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class OpenLoop:
 
         async def client(session: aiohttp.ClientSession, url: str) -> None:
             while (now := time.perf_counter()) < end:
-                await trial._one(session, url, int(rng.integers(len(self.traffic.x))), now)
+                await trial._one(session, url, int(rng.integers(len(self.traffic.x))), now, client=0)
 
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_SECONDS)) as session:
             await asyncio.gather(*(client(session, self.urls[i % len(self.urls)]) for i in range(connections)))
@@ -91,7 +91,7 @@ class OpenLoop:
                 due += float(rng.exponential(1 / self.rate))
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 url, row = self.urls[n % len(self.urls)], int(rng.integers(len(self.traffic.x)))
-                task = asyncio.create_task(self._one(session, url, row, due))
+                task = asyncio.create_task(self._one(session, url, row, due, client=n % CLIENTS))
                 pending.add(task)
                 task.add_done_callback(pending.discard)
                 n += 1
@@ -104,9 +104,9 @@ class OpenLoop:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
         return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_SECONDS), connector=connector)
 
-    async def _one(self, session: aiohttp.ClientSession, url: str, row: int, due: float) -> None:
+    async def _one(self, session: aiohttp.ClientSession, url: str, row: int, due: float, *, client: int) -> None:
         traffic = self.traffic
-        body, header = encode(traffic.x[row : row + 1], self.input_name, stream=f"client-{row % CLIENTS}")
+        body, header = encode(traffic.x[row : row + 1], self.input_name, stream=f"client-{client}")
         headers = {"Inference-Header-Content-Length": str(header), "Content-Type": "application/octet-stream"}
         try:
             async with session.post(f"{url}/v2/models/{self.model}/infer", data=body, headers=headers) as response:
