@@ -13,6 +13,14 @@
     return selection !== null && !selection.isCollapsed && section.contains(selection.anchorNode);
   }
 
+  // The first event brings every section. One that reads as before stays: replacing it would swallow a key that is down.
+  function same(section, html) {
+    const [shown, fresh] = [section.cloneNode(true), section.cloneNode(false)];
+    for (const details of shown.querySelectorAll("details[open]")) details.removeAttribute("open");
+    fresh.innerHTML = html;
+    return shown.isEqualNode(fresh);
+  }
+
   // What belongs to the reader stays: opened details, the focus, how far a wide table is scrolled.
   function replace(section, html) {
     const focused = section.contains(document.activeElement) ? document.activeElement : null;
@@ -36,7 +44,7 @@
     const section = document.getElementById(id);
     if (!section || (id !== "announce" && !section.hasAttribute("data-section"))) return;
     if (busy(section)) waiting.set(id, html);
-    else replace(section, html);
+    else if (!same(section, html)) replace(section, html);
   }
 
   document.addEventListener("selectionchange", () => {
