@@ -28,7 +28,7 @@ def body(row: np.ndarray, source: int) -> bytes:
 
 
 def main(url: str, seconds: float, model: str = bundles.MODEL) -> None:
-    bodies = [body(row, i % 8) for i, row in enumerate(bundles.inputs(64))]
+    bodies = [body(row, (i + turn) % 8) for turn in range(8) for i, row in enumerate(bundles.inputs(64))]
     began, connected = time.monotonic(), False
     with httpx.Client(timeout=10.0, trust_env=False, headers={"Content-Type": "application/json"}) as client:
         for i in range(10**9):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -104,9 +105,8 @@ class Clients:
 
 
 async def main(url: str, rate: float, rows: np.ndarray) -> None:
-    bodies = [body(row, i % 8) for i, row in enumerate(rows)]
     stop = asyncio.Event()
-    rng, clients = np.random.default_rng(1), Clients(url, stop)
+    rng, clients, source = np.random.default_rng(1), Clients(url, stop), itertools.count()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     print("ready to be told to stop", flush=True)
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=3.0)
@@ -117,7 +117,7 @@ async def main(url: str, rate: float, rows: np.ndarray) -> None:
         while not stop.is_set():
             due += float(rng.exponential(1 / rate))
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            content, headers = bodies[int(rng.integers(len(bodies)))]
+            content, headers = body(rows[int(rng.integers(len(rows)))], next(source) % 8)
             task = asyncio.create_task(clients.ask(session, content, headers))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
