@@ -78,7 +78,7 @@ class GenerationServer:
         load = self.worker.desk.load  # type: ignore[union-attr]
         return (
             load.waiting == load.running == load.reply_bytes == len(self.hub) == self.budget.used == 0
-            and not self.engine.memory().by_sequence
+            and not self.engine.memory().used_bytes
         )
 
     def until_idle(self) -> None:

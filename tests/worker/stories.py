@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from offramp_worker.generate.seam import (
     CacheMemory,
     DecodingRoute,
     DraftSpec,
-    EngineCounts,
     GenerationBundle,
     Loaded,
     NoRoomError,
@@ -202,7 +201,7 @@ class StoriesEngine:
         )
         self.before_step, self._limit = before_step, cache_bytes
         self._sequences: dict[int, Growing] = {}
-        self._counts, self._number, self._lock = EngineCounts(), 0, threading.Lock()
+        self.positions, self._number, self._lock = 0, 0, threading.Lock()
         self.threads: set[int] = set()
         self.broken = ""  # what every run fails with
         self.step_seconds = 0.0
@@ -212,11 +211,8 @@ class StoriesEngine:
 
     def memory(self) -> CacheMemory:
         with self._lock:
-            each = {k: s.cache.nbytes for k, s in self._sequences.items()}
-        return CacheMemory(sum(each.values()), self._limit, each)
-
-    def counts(self) -> EngineCounts:
-        return self._counts
+            used = sum(s.cache.nbytes for s in self._sequences.values())
+        return CacheMemory(used, self._limit)
 
     def fault(self) -> str:
         return ""
@@ -226,9 +222,6 @@ class StoriesEngine:
 
     def wake(self) -> None:
         """No step waits."""
-
-    def _count(self, **more: int) -> None:
-        self._counts = replace(self._counts, **{k: getattr(self._counts, k) + v for k, v in more.items()})
 
     def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: DecodingRoute) -> int:
         self.threads.add(threading.get_ident())
@@ -244,7 +237,6 @@ class StoriesEngine:
         with self._lock:
             self._number += 1
             self._sequences[self._number] = sequence
-        self._count(started=1)
         return self._number
 
     def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[SequenceProgress]:
@@ -264,12 +256,12 @@ class StoriesEngine:
                 s.pending[len(s.pending[: min(prompt_tokens, len(s.pending) - 1)]) :],
             )
             s.forward(piece)
-            self._count(positions=len(piece))
+            self.positions += len(piece)
             return SequenceProgress(number, prompt_left=len(s.pending))
         proposed = self._proposed(s)
         start = s.length
         logits = s.forward([*s.pending, *proposed])
-        self._count(positions=1 + len(proposed), proposed=len(proposed))
+        self.positions += 1 + len(proposed)
         tokens: list[Token] = []
         for i, row in enumerate(logits):
             token = self._choose(s, row)
@@ -282,11 +274,9 @@ class StoriesEngine:
         s.length, s.pending = start + len(tokens), [tokens[-1].id]
         ended = tokens[-1].id in self.bundle.end_tokens or len(s.answer) >= s.most
         accepted = sum(a.id == b for a, b in zip(tokens, proposed, strict=False))
-        self._count(accepted=accepted)
         if ended:
             with self._lock:
                 del self._sequences[number]
-            self._count(ended=1)
         return SequenceProgress(number, tuple(tokens), 0, ended, len(proposed), accepted)
 
     @staticmethod

@@ -103,10 +103,10 @@ def test_an_answer_ends_before_a_stop_string_wherever_tokens_end(
 
 
 def test_a_stop_string_stops_the_computing(server: GenerationServer) -> None:
-    before = server.engine.counts().positions
+    before = server.engine.positions
     server.openai.completions.create(model="stories", prompt=ONCE, max_tokens=300, temperature=0, stop="girl")
     server.until_idle()
-    assert server.engine.counts().positions - before < 30
+    assert server.engine.positions - before < 30
 
 
 def test_log_probabilities_are_the_models(server: GenerationServer) -> None:

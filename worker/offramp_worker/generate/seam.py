@@ -19,7 +19,7 @@ from offramp_core.errors import OfframpError
 from offramp_core.precision import EXACT
 
 REFERENCE = EXACT  # the variant whose greedy answers are what an answer is compared with
-DraftKind = Literal["exit", "variant", "ngram"]
+DraftKind = Literal["variant", "ngram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,9 @@ class VariantSpec:
 class DraftSpec:
     """What may propose tokens that the model verifies.
 
-    ``exit``: the first ``layers`` layers with an adapter and ``vocabulary`` tokens. ``variant``: the model at another
-    precision, whose name is ``id``. ``ngram``: the prompt's own words, without weights. ``variants`` are those that can
-    verify it; empty: each of them. ``draft_tokens`` are the numbers of tokens at a time that are worth a trial; empty
-    where the bundle has not measured any.
+    ``variant``: the model at another precision, whose name is ``id``. ``ngram``: the prompt's own words, without
+    weights. ``variants`` are those that can verify it; empty: each of them. ``draft_tokens`` are the numbers of tokens
+    at a time that are worth a trial; empty where the bundle has not measured any.
     """
 
     id: str
@@ -89,21 +88,16 @@ class GenerationBundle:
 @dataclass(frozen=True, slots=True)
 class DecodingRoute:
     """How one request is computed: by which ``variant``, with which ``draft`` (empty: none) proposing ``draft_tokens``
-    at a time.
-
-    ``exit_confidence`` lets a token leave at layer ``exit_layer`` above that confidence, unverified; 0 for never.
-    """
+    at a time."""
 
     variant: str = REFERENCE
     draft: str = ""
     draft_tokens: int = 0
-    exit_layer: int = 0
-    exit_confidence: float = 0.0
 
     @property
     def lossless(self) -> bool:
         """Whether it answers as the reference does, ties apart."""
-        return self.variant == REFERENCE and not self.exit_confidence
+        return self.variant == REFERENCE
 
     @property
     def is_reference(self) -> bool:
@@ -137,15 +131,13 @@ class Token:
 
     ``logprob`` (natural, of the model at temperature 1) and ``top`` (id and logprob, best first) are there where they
     were asked for, else NaN and empty. ``margin`` is the highest logit less the second one, NaN where it is not known:
-    below a stated margin a difference between two ways to compute is a tie and no error. ``layer`` is where it left; 0
-    is the last one.
+    below a stated margin a difference between two ways to compute is a tie and no error.
     """
 
     id: int
     logprob: float = float("nan")
     top: tuple[tuple[int, float], ...] = ()
     margin: float = float("nan")
-    layer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,27 +166,10 @@ class SequenceProgress:
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """Bytes that caches of keys and values take: by sequence, in all, and the most that they may take."""
+    """Bytes that caches of keys and values take, and the most that they may take."""
 
     used_bytes: int
     limit_bytes: int
-    by_sequence: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCounts:
-    """What the engine has computed since it began; tests of cancelled streams read it.
-
-    ``positions`` counts tokens that the model computed, those of prompts and of refused proposals included;
-    ``draft_positions`` those of drafts.
-    """
-
-    positions: int = 0
-    draft_positions: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    started: int = 0
-    ended: int = 0
 
 
 class NoRoomError(OfframpError):
@@ -218,10 +193,6 @@ class GenerationEngine(Protocol):
         ...
 
     def memory(self) -> CacheMemory:
-        """From any thread."""
-        ...
-
-    def counts(self) -> EngineCounts:
         """From any thread."""
         ...
 
@@ -283,7 +254,7 @@ class GenerationEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back. No method but ``counts`` may be called afterwards."""
+        """Give everything back. No method may be called afterwards."""
         ...
 
 

@@ -28,7 +28,6 @@ from offramp_worker.generate.llama.manifest import MOST_DRAFT_TOKENS
 from offramp_worker.generate.seam import (
     CacheMemory,
     DecodingRoute,
-    EngineCounts,
     GenerationBundle,
     NoRoomError,
     Sampling,
@@ -83,7 +82,7 @@ class LlamaEngine:
         self._sequences: dict[int, _Sequence] = {}
         longest = min(bundle.context_length, cache_bytes // max(1, bundle.cache_bytes_per_token))
         self._banks = {variant: Banks(decoders[variant], longest) for variant in together}
-        self._number, self._counts, self._lock = 0, EngineCounts(), threading.Lock()
+        self._number, self._lock = 0, threading.Lock()
 
     # --- from any thread ------------------------------------------------------------------------------
 
@@ -92,11 +91,8 @@ class LlamaEngine:
 
     def memory(self) -> CacheMemory:
         with self._lock:
-            each = {number: s.cache_bytes for number, s in self._sequences.items()}
-        return CacheMemory(sum(each.values()), self._limit, each)
-
-    def counts(self) -> EngineCounts:
-        return self._counts
+            used = sum(s.cache_bytes for s in self._sequences.values())
+        return CacheMemory(used, self._limit)
 
     def probe(self) -> None:
         self._check()
@@ -130,7 +126,6 @@ class LlamaEngine:
         sequence = _Sequence(self._number, route, sampling, rng, list(prompt), most, cache, needed, words=words)
         with self._lock:
             self._sequences[self._number] = sequence
-        self._count(started=1)
         return self._number
 
     def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[SequenceProgress]:
@@ -184,7 +179,6 @@ class LlamaEngine:
         rows = [] if s.pending else [len(piece) - 1]
         logits = self._decoders[s.route.variant].run(s.cache, piece, start=s.length, rows=rows)
         s.length += len(piece)
-        self._count(positions=len(piece))
         if s.pending:
             return SequenceProgress(s.number, prompt_left=len(s.pending))
         s.writes = True
@@ -193,7 +187,6 @@ class LlamaEngine:
     def _accepted(self, s: _Sequence, proposal: _Proposal, logits: choosing.FloatArray) -> SequenceProgress:
         """The next token, with a draft perhaps several; ``logits`` are those behind the newest token and each that was
         proposed."""
-        self._count(positions=len(logits), proposed=len(proposal.tokens))
         new: list[Token] = []
         accepted = 0
         for i, row in enumerate(logits):
@@ -206,7 +199,6 @@ class LlamaEngine:
             if not agreed or token.id in self.bundle.end_tokens:
                 break
         s.length += len(new)
-        self._count(accepted=accepted)
         return self._wrote(s, new, len(proposal.tokens), accepted)
 
     def _wrote(self, s: _Sequence, tokens: list[Token], proposed: int, accepted: int) -> SequenceProgress:
@@ -239,7 +231,6 @@ class LlamaEngine:
             proposal.chances.append(chances)
             if token in self.bundle.end_tokens:
                 break
-        self._count(draft_positions=len(proposal.tokens))
         return proposal
 
     @staticmethod
@@ -267,8 +258,6 @@ class LlamaEngine:
             raise InvalidArgumentError(
                 f"the route names variant {route.variant!r}; there are {', '.join(self._decoders)}"
             )
-        if route.exit_confidence:
-            raise InvalidArgumentError(f"the route leaves at layer {route.exit_layer}; this bundle has no exits")
         draft = bundle.draft(route.draft)
         if route.draft and (draft is None or (draft.variants and route.variant not in draft.variants)):
             raise InvalidArgumentError(
@@ -290,11 +279,5 @@ class LlamaEngine:
     def _drop(self, number: int) -> None:
         with self._lock:
             gone = self._sequences.pop(number, None)
-        if gone is None:
-            return
-        self._count(ended=1)
-        if gone.route.variant in self._banks:
+        if gone is not None and gone.route.variant in self._banks:
             self._banks[gone.route.variant].leave(gone)
-
-    def _count(self, **more: int) -> None:
-        self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})

@@ -203,8 +203,6 @@ def _draft_fault(m: GenerationManifest) -> str:
     for d in m.drafts:
         if d.kind == "variant" and (d.id not in names or d.id == REFERENCE):
             return f"drafts: {d.id!r} is no variant of fewer bits; there are {sorted(names - {REFERENCE})}"
-        if d.kind == "exit":
-            return f"drafts: {d.id!r} is an exit; this worker has drafts of kind variant and ngram"
         if not NAME.fullmatch(d.id) or not set(d.variants) <= names:
             return f"drafts: {d.id!r} has a bad id, or is verified by {list(d.variants)}; there are {sorted(names)}"
     return next(filter(None, map(_lengths_fault, m.drafts)), "")

@@ -16,7 +16,6 @@ from offramp_worker.generate.seam import (
     AwayError,
     CacheMemory,
     DecodingRoute,
-    EngineCounts,
     GenerationBundle,
     NoRoomError,
     Sampling,
@@ -56,7 +55,7 @@ class VllmEngine:
         self._changed = threading.Condition()
         self._arrivals = self._seen = 0
         self._sequences: dict[int, _Sequence] = {}
-        self._numbers = self._positions = self._proposed = self._accepted = self._ended = 0
+        self._numbers = 0
 
     @property
     def bundle(self) -> GenerationBundle:
@@ -72,16 +71,10 @@ class VllmEngine:
 
     def memory(self) -> CacheMemory:
         """Of the process whose caches are the fullest."""
-        held = {n: s.cache_bytes for n, s in tuple(self._sequences.items())}
         by_process = dict.fromkeys(self._processes, 0)
         for sequence in tuple(self._sequences.values()):
             by_process[sequence.process.name] += sequence.cache_bytes
-        return CacheMemory(max(by_process.values()), self._cache_bytes, held)
-
-    def counts(self) -> EngineCounts:
-        return EngineCounts(
-            self._positions, 0, self._proposed, self._accepted, started=self._numbers, ended=self._ended
-        )
+        return CacheMemory(max(by_process.values()), self._cache_bytes)
 
     def fault(self) -> str:
         return self._processes[REFERENCE].trouble
@@ -132,13 +125,11 @@ class VllmEngine:
         tokens, ended, error = one.stream.take()
         now = time.monotonic()
         seconds, one.counted = max(now - one.counted, 1e-9), now
-        self._positions += one.prompt + len(tokens)
         one.prompt = 0
         proposed = accepted = 0
         if ended:
             proposed, accepted = one.process.take_drafts()
-            self._proposed, self._accepted = self._proposed + proposed, self._accepted + accepted
-            self._forget(number)
+            self._sequences.pop(number)
         error = self._blamed(one, tokens, error)
         return SequenceProgress(
             number,
@@ -158,14 +149,9 @@ class VllmEngine:
         return error and f"{one.process.name}: {error}"
 
     def cancel(self, sequence: int) -> None:
-        one = self._forget(sequence)
+        one = self._sequences.pop(sequence, None)
         if one is not None:
             one.stream.cancel()
-
-    def _forget(self, sequence: int) -> _Sequence | None:
-        one = self._sequences.pop(sequence, None)
-        self._ended += one is not None
-        return one
 
     def probe(self) -> None:
         reference = self._processes[REFERENCE]
