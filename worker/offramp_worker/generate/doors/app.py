@@ -4,39 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from offramp_worker.generate.doors.forms import FormOfReplies, OpenAI, Triton, model, models
 from offramp_worker.generate.doors.streams import Door
-from offramp_worker.generate.metrics import GenerationMetrics
 from offramp_worker.generate.requests import Wanted, read_chat, read_completion, read_triton
-from offramp_worker.generate.seam import GenerationBundle
 from offramp_worker.http.bodies import App, Receive, Scope, Send
 from offramp_worker.http.health import add_health
 from offramp_worker.http.methods import with_methods
 from offramp_worker.http.tensors import MAX_SHOWN, VERSION
 
-
-class Host(Protocol):
-    """What the port needs to know of its worker."""
-
-    @property
-    def ready(self) -> bool: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def bundle(self) -> GenerationBundle | None: ...
-
-    @property
-    def metrics(self) -> GenerationMetrics: ...
+if TYPE_CHECKING:
+    from offramp_worker.generate.worker import GenerationWorker
 
 
 class _Answered(Response):
@@ -50,12 +32,12 @@ class _Answered(Response):
         await self._answer(scope, receive, send)
 
 
-def generation_app(host: Host, door: Door) -> App:
+def generation_app(worker: GenerationWorker, door: Door) -> App:
     """The ASGI application of the public port."""
     app = FastAPI(title="Offramp worker", openapi_url=None, redirect_slashes=False)
-    add_health(app, host, metrics_text=host.metrics.text)
-    _add_openai(app, host, door)
-    _add_triton(app, host, door)
+    add_health(app, worker, metrics_text=worker.metrics.text)
+    _add_openai(app, worker, door)
+    _add_triton(app, worker, door)
 
     @app.exception_handler(404)
     async def missing(request: Request, _: Exception) -> Response:
@@ -69,21 +51,21 @@ def generation_app(host: Host, door: Door) -> App:
     return with_methods(app)
 
 
-def _add_openai(app: FastAPI, host: Host, door: Door) -> None:
+def _add_openai(app: FastAPI, worker: GenerationWorker, door: Door) -> None:
     @app.get("/v1/models")
     async def listed() -> Response:
-        return JSONResponse(models({host.bundle.name: host.bundle.created} if host.bundle else {}))
+        return JSONResponse(models({worker.bundle.name: worker.bundle.created} if worker.bundle else {}))
 
     @app.get("/v1/models/{name:path}")
     async def one(name: str) -> Response:
-        if host.bundle is None or name != host.bundle.name:
+        if worker.bundle is None or name != worker.bundle.name:
             return _missing(
                 "/v1",
                 f"model: {name[:MAX_SHOWN]!r} is unknown; see GET /v1/models",
                 param="model",
                 code="model_not_found",
             )
-        return JSONResponse(model(host.bundle.name, host.bundle.created))
+        return JSONResponse(model(worker.bundle.name, worker.bundle.created))
 
     @app.post("/v1/completions")
     async def completions() -> Response:
@@ -94,41 +76,41 @@ def _add_openai(app: FastAPI, host: Host, door: Door) -> None:
         return _Answered(door, form=OpenAI(), read=read_chat, model=None)
 
 
-def _add_triton(app: FastAPI, host: Host, door: Door) -> None:
+def _add_triton(app: FastAPI, worker: GenerationWorker, door: Door) -> None:
     def reading(name: str, *, stream: bool) -> Response:
         return _Answered(door, form=Triton(), read=partial(read_triton, model=name, stream=stream), model=name)
 
     @app.get("/v2/models/{name}")
     @app.get("/v2/models/{name}/versions/{version}")
     async def metadata(name: str, version: str = VERSION) -> Response:
-        return _known(host, name, version) or JSONResponse(_metadata(name))
+        return _known(worker, name, version) or JSONResponse(_metadata(name))
 
     @app.get("/v2/models/{name}/ready")
     @app.get("/v2/models/{name}/versions/{version}/ready")
     async def model_ready(name: str, version: str = VERSION) -> Response:
-        if (unknown := _known(host, name, version)) is not None:
+        if (unknown := _known(worker, name, version)) is not None:
             return unknown
-        return PlainTextResponse("", 200) if host.ready else PlainTextResponse(host.reason, 503)
+        return PlainTextResponse("", 200) if worker.ready else PlainTextResponse(worker.reason, 503)
 
     @app.post("/v2/models/{name}/generate")
     @app.post("/v2/models/{name}/versions/{version}/generate")
     async def generate(name: str, version: str = VERSION) -> Response:
-        return _known(host, name, version) or reading(name, stream=False)
+        return _known(worker, name, version) or reading(name, stream=False)
 
     @app.post("/v2/models/{name}/generate_stream")
     @app.post("/v2/models/{name}/versions/{version}/generate_stream")
     async def generate_stream(name: str, version: str = VERSION) -> Response:
-        return _known(host, name, version) or reading(name, stream=True)
+        return _known(worker, name, version) or reading(name, stream=True)
 
 
-def _known(host: Host, name: str, version: str) -> Response | None:
+def _known(worker: GenerationWorker, name: str, version: str) -> Response | None:
     """None where this version of a model is served, else the reply that says it is not."""
-    if host.bundle is None:
-        return JSONResponse({"error": host.reason}, 503, {"retry-after": "1"})
-    if name != host.bundle.name or version != VERSION:
+    if worker.bundle is None:
+        return JSONResponse({"error": worker.reason}, 503, {"retry-after": "1"})
+    if name != worker.bundle.name or version != VERSION:
         message = (
             f"version {version[:MAX_SHOWN]!r} of model {name[:MAX_SHOWN]!r} is unknown; this worker serves "
-            f"{VERSION!r} of {host.bundle.name!r}"
+            f"{VERSION!r} of {worker.bundle.name!r}"
         )
         return JSONResponse({"error": message}, 404)
     return None

@@ -10,15 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from offramp_core.generation.admission import Closed, Refused
-from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.answers import Piece
 from offramp_worker.generate.desk import GenerationDesk
 from offramp_worker.generate.doors.forms import STILL_THERE, ErrorReply, FormOfReplies, Reply, error_of
 from offramp_worker.generate.requests import Asked, RequestError, Wanted, tokenized
-from offramp_worker.generate.seam import Tokenizer
 from offramp_worker.generate.tickets import ClosedError, Ticket
 from offramp_worker.http.bodies import (
     BodyTooLargeError,
@@ -32,6 +30,9 @@ from offramp_worker.http.bodies import (
 )
 from offramp_worker.http.budget import ByteBudget
 from offramp_worker.http.refusals import JSON_TYPE
+
+if TYPE_CHECKING:
+    from offramp_worker.generate.worker import GenerationWorker
 
 QUIET_SECONDS = 15.0  # a stream that has nothing to say shows that it is there
 INLINE_BYTES = 2048  # of a body; longer ones are made tokens of in a thread
@@ -95,30 +96,11 @@ class Hub:
                 one.wake.set()
 
 
-class Host(Protocol):
-    """Who has the desk; None while the bundle is being loaded."""
-
-    @property
-    def desk(self) -> GenerationDesk | None: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def accounts(self) -> Accounts: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def longest_token(self) -> int: ...
-
-
 @dataclass(slots=True)
 class Door:
     """What every request for generation goes through. Make it in the thread of its loop."""
 
-    host: Host
+    worker: GenerationWorker
     hub: Hub
     budget: ByteBudget
     max_body_bytes: int
@@ -166,9 +148,9 @@ class Door:
     async def _asked(
         self, scope: Scope, receive: Receive, held: _Held, *, read: Callable[[bytes], Wanted], model: str | None
     ) -> tuple[GenerationDesk, Asked]:
-        desk = self.host.desk
+        desk = self.worker.desk
         if desk is None:
-            raise ClosedError(Refused(Closed.NOT_READY, self.host.reason, 1), status=503)
+            raise ClosedError(Refused(Closed.NOT_READY, self.worker.reason, 1), status=503)
         self._check_model(desk, model)
         body = await _read_within(scope, receive, limit=self.max_body_bytes, held=held)
         if len(body) <= INLINE_BYTES:
@@ -181,7 +163,7 @@ class Door:
         return desk, await loop.run_in_executor(self._readers, self._tokens, wanted, desk)
 
     def _tokens(self, wanted: Wanted, desk: GenerationDesk) -> Asked:
-        return tokenized(wanted, desk.bundle, self.host.tokenizer, longest_token=self.host.longest_token)
+        return tokenized(wanted, desk.bundle, self.worker.tokenizer, longest_token=self.worker.longest_token)
 
     @staticmethod
     def _check_model(desk: GenerationDesk, model: str | None) -> None:
@@ -197,7 +179,7 @@ class Door:
             int(time.time()),
             desk.bundle.name,
             asked.wanted,
-            self.host.tokenizer,
+            self.worker.tokenizer,
             fingerprint,
         )
 
@@ -216,9 +198,9 @@ class Door:
         headers = [JSON_TYPE]
         if error.retry_after is not None:
             headers.append((b"retry-after", str(error.retry_after).encode()))
-            self.host.accounts.refused()
-            self.host.accounts.metrics.refused(error.code or Closed.NOT_READY).inc()
-        self.host.accounts.metrics.responses(str(error.status)).inc()
+            self.worker.accounts.refused()
+            self.worker.accounts.metrics.refused(error.code or Closed.NOT_READY).inc()
+        self.worker.accounts.metrics.responses(str(error.status)).inc()
         body = form.error(error.message, status=error.status, param=error.param, code=error.code)
         await send_bytes(send, error.status, body, headers)
 
@@ -241,7 +223,7 @@ class Door:
                 return
         if one.gone:
             return
-        self.host.accounts.metrics.responses("200").inc()
+        self.worker.accounts.metrics.responses("200").inc()
         await send_bytes(send, 200, form.whole(reply, one.tickets, pieces), [JSON_TYPE])
 
     async def _stream(self, send: Send, form: FormOfReplies, reply: Reply, one: Open) -> None:
@@ -262,7 +244,7 @@ class Door:
             if not started:
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-                self.host.accounts.metrics.responses("200").inc()
+                self.worker.accounts.metrics.responses("200").inc()
             events = [] if came else [STILL_THERE]
             for i, piece in pieces:
                 if piece.error:
