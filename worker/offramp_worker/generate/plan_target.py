@@ -35,32 +35,9 @@ class GenerationPlans(PlanTarget):
         metrics: GenerationMetrics,
     ) -> None:
         """``digest`` names the records that plans are found in."""
-        self._bundle, self._arms, self._counters, self._vitals = bundle, arms, counters, vitals
-        self._columns, self._digest, self._metrics = columns, digest, metrics
-
-    @property
-    def arms(self) -> Arms:
-        return self._arms
-
-    @property
-    def counters(self) -> Counters:
-        return self._counters
-
-    @property
-    def vitals(self) -> Vitals:
-        return self._vitals
-
-    @property
-    def backbone_digest(self) -> str:
-        return self._bundle.digest
-
-    @property
-    def precisions(self) -> Sequence[str]:
-        return [variant.name for variant in self._bundle.variants]
-
-    @property
-    def columns(self) -> Sequence[RampInfo]:
-        return self._columns
+        self.arms, self.counters, self.vitals, self.columns = arms, counters, vitals, columns
+        self.backbone_digest, self.precisions = bundle.digest, [variant.name for variant in bundle.variants]
+        self._digest, self._metrics = digest, metrics
 
     def runnable(self, document: PlanDocument, plans: Sequence[Plan]) -> list[dict[str, Any]]:
         named = [name for name in document.slices if class_of(name) is not None]
@@ -77,9 +54,9 @@ class GenerationPlans(PlanTarget):
         return [{} for _ in plans]
 
     def activate(self, active: Active) -> None:
-        self._arms.activate(active)
+        self.arms.activate(active)
         self._metrics.epoch.set(active.epoch)
-        self._metrics.breaker_open.set(self._arms.breaker_open)
+        self._metrics.breaker_open.set(self.arms.breaker_open)
 
     def count_refusal(self, reason: str) -> None:
         self._metrics.plan_refusals(reason).inc()

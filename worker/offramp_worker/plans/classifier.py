@@ -11,17 +11,14 @@ from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan, RampThreshold
-from offramp_core.protocol import PlanDocument, RampInfo, class_of
+from offramp_core.protocol import PlanDocument, class_of
 from offramp_core.reasons import Reason
 from offramp_core.uncertainty import ExitTest, exit_test
-from offramp_worker.engine.accounts.counters import Counters
 from offramp_worker.engine.arms.arms import Active
-from offramp_worker.engine.arms.leases import Arms
 from offramp_worker.engine.arms.tiers import TierExits
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.execute import Runnable
 from offramp_worker.engine.execution.ramp_sets import HeldSet
-from offramp_worker.engine.vitals import Vitals
 from offramp_worker.padded import padded_rows
 from offramp_worker.plans.preparation import PlanTarget
 
@@ -30,31 +27,10 @@ class ClassifierPlans(PlanTarget):
     """See the module."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def arms(self) -> Arms:
-        return self._engine.arms
-
-    @property
-    def counters(self) -> Counters:
-        return self._engine.counters
-
-    @property
-    def vitals(self) -> Vitals:
-        return self._engine.vitals
-
-    @property
-    def backbone_digest(self) -> str:
-        return self._engine.bundle.manifest.backbone_digest
-
-    @property
-    def precisions(self) -> Sequence[str]:
-        return [spec.name for spec in self._engine.bundle.manifest.backbones]
-
-    @property
-    def columns(self) -> Sequence[RampInfo]:
-        return self._engine.bundle.columns
+        self._engine, bundle = engine, engine.bundle
+        self.arms, self.counters, self.vitals = engine.arms, engine.counters, engine.vitals
+        self.backbone_digest, self.columns = bundle.manifest.backbone_digest, bundle.columns
+        self.precisions = [spec.name for spec in bundle.manifest.backbones]
 
     def activate(self, active: Active) -> None:
         self._engine.activate(active)

@@ -25,34 +25,19 @@ MOST_ALARMED = 64  # tiers that were stopped and are left out, which are remembe
 
 
 class PlanTarget(ABC):
-    """An engine as plans know it. ``arms`` say what runs next, ``counters`` are its accounts for the control plane."""
+    """An engine as plans know it."""
 
-    @property
-    @abstractmethod
-    def arms(self) -> Arms: ...
-
-    @property
-    @abstractmethod
-    def counters(self) -> Counters: ...
-
-    @property
-    @abstractmethod
-    def vitals(self) -> Vitals: ...
-
-    @property
-    @abstractmethod
-    def backbone_digest(self) -> str:
-        """Of the bundle that is loaded."""
-
-    @property
-    @abstractmethod
-    def precisions(self) -> Sequence[str]:
-        """The bundle's, the reference's first."""
-
-    @property
-    @abstractmethod
-    def columns(self) -> Sequence[RampInfo]:
-        """Of the bundle's records."""
+    #: What runs next.
+    arms: Arms
+    #: Its accounts for the control plane.
+    counters: Counters
+    vitals: Vitals
+    #: Of the bundle that is loaded.
+    backbone_digest: str
+    #: The bundle's, the reference's first.
+    precisions: Sequence[str]
+    #: Of the bundle's records.
+    columns: Sequence[RampInfo]
 
     @abstractmethod
     def runnable(self, document: PlanDocument, plans: Sequence[Plan]) -> list[dict[str, Any]]:
