@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -319,7 +320,7 @@ def _generation(*, json_output: bool, **asked: Any) -> None:
     except OfframpError as error:
         _refuse(str(error), error)
     if json_output:
-        print(json.dumps(report.to_mapping(), indent=2))
+        print(json.dumps(asdict(report), indent=2))
     else:
         print_report(report, Console())
 
@@ -341,7 +342,7 @@ def _vllm(file: Path, *, json_output: bool, model: str, **asked: Any) -> None:
     except OfframpError as error:
         _refuse(str(error), error)
     if json_output:
-        print(json.dumps(report.to_mapping(), indent=2))
+        print(json.dumps(asdict(report), indent=2))
     else:
         print_vllm_report(report, Console())
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from offramp_cli.main import app
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.generate.llama.architecture import Architecture, RotaryScaling, rotary_tables
+from offramp_worker.generate.llama.manifest import PROFILE_FILE, GenerationProfile
 from offramp_worker.generate.load import load_generation, read_manifest, read_profile
 from offramp_worker.generate.seam import DecodingRoute
 from offramp_worker.prepare.generation import pipeline
@@ -243,9 +244,9 @@ def test_a_bundle_is_made_that_a_worker_can_serve_and_that_says_what_was_left_ou
     assert all(d.different == 0 for d in report.drafts)
     int8 = next(v for v in report.variants if v.name == "int8")
     assert int8.agreement > 0.9
-    assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(json.dumps(report.to_mapping()))
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(json.dumps(asdict(report)))
     assert (tmp_path / "out" / "report.png").read_bytes()[:4] == b"\x89PNG"
-    seconds = read_profile(tmp_path / "out").variants["fp32"]
+    seconds = read_profile(tmp_path / "out" / PROFILE_FILE, GenerationProfile).variants["fp32"]
     assert {"1", "2", "4", "8"} <= seconds.keys() and loaded.bundle.variants[0].token_seconds == seconds["1"]
     assert (
         write(loaded.engine, prompt(), n=20, route=DecodingRoute()).ids == stories.greedy("Once upon a time", n=20)[0]

@@ -43,22 +43,21 @@ from offramp_worker.logs import log_event
 from offramp_worker.memory import WORTH_BYTES, return_memory, use_large_pages
 
 Manifest = TypeVar("Manifest")
+Profile = TypeVar("Profile")
 Tensors = dict[str, npt.NDArray[Any]]
 Shapes = Mapping[str, tuple[Any, tuple[int, ...]]]
 TYPES: dict[Any, str] = {np.float32: "F32", np.uint8: "U8", np.int64: "I64"}
 MOST_BYTES = {TOKENIZER_FILE: 256 * 2**20, CONFIG_FILE: 2**20, PROFILE_FILE: 2**20}
 MAX_PROBE_TOKENS = 64
-REFERENCE_TOLERANCE, ROUNDED_TOLERANCE = (
-    0.01,
-    0.2,
-)  # of the logits' own spread; kernels of few bits differ from CPU to CPU
+# Of the logits' own spread; kernels of few bits differ from CPU to CPU.
+REFERENCE_TOLERANCE, ROUNDED_TOLERANCE = 0.01, 0.2
 
 
 def load_generation(folder: Path, *, threads: int, cache_bytes: int, to_serve: bool = True) -> Loaded:
     """See :class:`offramp_worker.generate.seam.Loader`. What is loaded ``to_serve`` is moved into large pages."""
     manifest = read_manifest(folder)
     check_content(folder, manifest.files)
-    profile = read_profile(folder)
+    profile = read_profile(folder / PROFILE_FILE, GenerationProfile)
     tokenizer = _tokenizer(folder, manifest)
     common = {name: (np.float32, shape) for name, shape in common_shapes(manifest.architecture).items()}
     shared = read_tensors(folder / COMMON_FILE, common)
@@ -165,7 +164,7 @@ def file_entry(file: Path) -> FileEntry:
         return FileEntry(file.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())
 
 
-def read_profile(folder: Path) -> GenerationProfile:
+def read_profile(file: Path, kind: type[Profile]) -> Profile:
     """What was measured when the bundle was made.
 
     Raises
@@ -174,9 +173,9 @@ def read_profile(folder: Path) -> GenerationProfile:
         It is no profile.
     """
     try:
-        return parse_document((folder / PROFILE_FILE).read_bytes(), GenerationProfile)
+        return parse_document(file.read_bytes(), kind)
     except (OSError, ValueError) as error:
-        raise InvalidBundleError(f"{PROFILE_FILE}: {error}") from error
+        raise InvalidBundleError(f"{file.name}: {error}") from error
 
 
 def read_tensors(file: Path, wanted: Shapes) -> Tensors:

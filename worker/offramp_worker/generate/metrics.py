@@ -112,9 +112,8 @@ class GenerationMetrics:
             buckets=TOKEN_SECONDS,
             **own,
         )
-        self._busy = Counter("busy_seconds", "Seconds that the engine computed for requests, audits apart.", **own)
+        self.busy = Counter("busy_seconds", "Seconds that the engine computed for requests, audits apart.", **own)
         self.first, self.each = lru_cache(maxsize=64)(self._first.labels), lru_cache(maxsize=64)(self._each.labels)
-        self.busy = self._busy
 
     def _add_audits(self, own: Mapping[str, Any]) -> None:
         self._audited = Counter(

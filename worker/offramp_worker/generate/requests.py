@@ -8,9 +8,9 @@ which may take long and belongs in a thread. Nothing here knows of connections.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import orjson
 
@@ -19,6 +19,7 @@ from offramp_core.generation.stops import clean_stops
 from offramp_worker.generate.seam import GenerationBundle, Sampling, Tokenizer
 from offramp_worker.http.tensors import shown
 
+T = TypeVar("T")
 Form = Literal["completion", "chat", "triton"]
 MAX_ANSWERS = 16  # of one request: prompts times n
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
@@ -90,44 +91,32 @@ class Fields:
         return self.values.get(name)
 
     def text(self, name: str, *, longest: int) -> str:
-        value = self.take(name)
-        if value is None:
-            return ""
-        if not isinstance(value, str) or len(value) > longest:
-            raise RequestError(self.at(name), f"is {shown(value)}; it must be text of at most {longest} characters")
-        return value
+        what = f"text of at most {longest} characters"
+        return self._checked(name, "", what, lambda value: isinstance(value, str) and len(value) <= longest)
 
-    def boolean(self, name: str, default: bool = False) -> bool:
-        value = self.take(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise RequestError(self.at(name), f"is {shown(value)}; it must be true or false")
-        return value
+    def boolean(self, name: str) -> bool:
+        return self._checked(name, False, "true or false", lambda value: isinstance(value, bool))
 
     def integer(self, name: str, *, low: int, high: int) -> int | None:
-        value = self.take(name)
-        if value is None:
-            return None
-        if type(value) is not int or not low <= value <= high:
-            raise RequestError(self.at(name), f"is {shown(value)}; it must be a whole number from {low} to {high}")
-        return value
+        what, default = f"a whole number from {low} to {high}", cast(int | None, None)
+        return self._checked(name, default, what, lambda value: type(value) is int and low <= value <= high)
 
     def number(self, name: str, default: float, *, low: float, high: float) -> float:
+        what, kinds = f"a number from {low:g} to {high:g}", (int, float)
+        return float(self._checked(name, default, what, lambda value: type(value) in kinds and low <= value <= high))
+
+    def object(self, name: str) -> Fields:
+        empty: dict[str, Any] = {}
+        return Fields(self._checked(name, empty, "an object", lambda value: isinstance(value, dict)), self.at(name))
+
+    def _checked(self, name: str, default: T, what: str, fits: Callable[[Any], bool]) -> T:
+        """A field's value; it must be ``what`` it says, which it is where it ``fits``."""
         value = self.take(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise RequestError(self.at(name), f"is {shown(value)}; it must be a number from {low:g} to {high:g}")
-        return float(value)
-
-    def object(self, name: str) -> Fields:
-        value = self.take(name)
-        if value is None:
-            return Fields({}, self.at(name))
-        if not isinstance(value, dict):
-            raise RequestError(self.at(name), f"is {shown(value)}; it must be an object")
-        return Fields(value, self.at(name))
+        if not fits(value):
+            raise RequestError(self.at(name), f"is {shown(value)}; it must be {what}")
+        return cast(T, value)
 
     def only(self, name: str, *allowed: Any) -> None:
         """A field that there is for others' sake: these values change nothing, and any other is not to be had."""

@@ -14,7 +14,7 @@ from offramp_worker.generate.doors.app import generation_app
 from offramp_worker.generate.doors.streams import Door, Hub
 from offramp_worker.generate.load import load_generation
 from offramp_worker.generate.seam import Loader
-from offramp_worker.generate.settings import GenerationSettings, generation_settings, vllm_settings
+from offramp_worker.generate.settings import generation_settings, vllm_settings
 from offramp_worker.generate.vllm.load import load_vllm
 from offramp_worker.generate.worker import GenerationWorker
 from offramp_worker.http.admin import admin_app
@@ -44,9 +44,7 @@ def loader_of(folder: Path) -> Loader:
     return partial(load_vllm, settings=vllm_settings(os.environ))
 
 
-async def serve_generation(
-    settings: Settings, *, stay_up_broken: bool, load: Loader, generation: GenerationSettings | None = None
-) -> None:
+async def serve_generation(settings: Settings, *, stay_up_broken: bool, load: Loader) -> None:
     """Serve until a signal, then drain; errors as :func:`offramp_worker.main.run` has them."""
     if settings.grpc_port is not None:
         raise InvalidArgumentError("OFFRAMP_GRPC_PORT is set; generation is served over HTTP alone, leave it out")
@@ -57,7 +55,7 @@ async def serve_generation(
         name = "OFFRAMP_CORE" if settings.edge is not None else "OFFRAMP_EDGES"
         raise InvalidArgumentError(f"{name} is set; it is for models that classify, leave it out")
     loop, stop, hub = asyncio.get_running_loop(), asyncio.Event(), Hub(asyncio.get_running_loop())
-    own = generation if generation is not None else generation_settings(os.environ)
+    own = generation_settings(os.environ)
     worker = GenerationWorker(settings, own, load=load, deliver=hub.deliver, on_lost=partial(tell, loop, stop))
     on_signals(loop, stop)
     budget = ByteBudget(settings.max_bodies_bytes)

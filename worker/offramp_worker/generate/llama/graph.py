@@ -16,9 +16,8 @@ from offramp_worker.generate.llama.architecture import BLOCK, Architecture, comm
 
 OPSET, IR_VERSION = 21, 10
 MICROSOFT = "com.microsoft"
-INT8_ACTIVATIONS = (
-    4  # MatMulNBits' accuracy_level: activations are rounded to int8 by block, which CPUs multiply fastest
-)
+# MatMulNBits' accuracy_level: activations are rounded to int8 by block, which CPUs multiply fastest.
+INT8_ACTIVATIONS = 4
 
 
 class _Builder:

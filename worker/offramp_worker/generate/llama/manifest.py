@@ -5,10 +5,9 @@ tokenizer.json          of the tokenizers library
 tokenizer_config.json   optional: the chat template, and the names of special tokens
 common.safetensors      the embedding and the weights of the norms, float32: all variants share them
 fp32.safetensors        the matrices of the reference
-<variant>.safetensors   those of a variant of fewer bits, in blocks
-(:func:`offramp_worker.generate.llama.architecture.variant_shapes`) probe.safetensors       ``tokens`` [n] and per
-variant ``logits.<variant>`` [vocabulary] behind them: a worker checks itself on these profile.json            this
-module's :class:`GenerationProfile`
+<variant>.safetensors   those of a variant of fewer bits, in blocks (``variant_shapes``)
+probe.safetensors       ``tokens`` [n] and per variant ``logits.<variant>`` [vocabulary], to check a worker by
+profile.json            this module's :class:`GenerationProfile`
 """
 
 from __future__ import annotations

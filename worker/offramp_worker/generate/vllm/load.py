@@ -20,8 +20,7 @@ from tokenizers import Tokenizer as Library
 from offramp_core.bundle import MANIFEST_FILE
 from offramp_core.errors import InvalidBundleError
 from offramp_worker.bundle.load import plain_file
-from offramp_worker.documents import parse_document
-from offramp_worker.generate.load import check_content, manifest_bytes, parse_manifest
+from offramp_worker.generate.load import check_content, manifest_bytes, parse_manifest, read_profile
 from offramp_worker.generate.seam import GenerationBundle, Loaded, VariantSpec
 from offramp_worker.generate.tokenizer import TOKENIZER_FILE, load_tokenizer
 from offramp_worker.generate.vllm.command import Room, command, environment
@@ -94,7 +93,7 @@ def check_vllm(folder: Path) -> VllmManifest:
     InvalidBundleError
         Names the file and the field.
     """
-    manifest = read_vllm_manifest(folder)
+    manifest = parse_manifest(manifest_bytes(folder), VllmManifest, fault=manifest_fault)
     check_content(folder, manifest.files, most_bytes={})
     for file in (folder / MODELS).rglob("*"):  # vLLM reads whatever weights it finds
         name = file.relative_to(folder).as_posix()
@@ -104,17 +103,6 @@ def check_vllm(folder: Path) -> VllmManifest:
             raise InvalidBundleError(f"{name}: {MANIFEST_FILE} does not list it; take it away")
     check_models(folder, manifest)
     return manifest
-
-
-def read_vllm_manifest(folder: Path) -> VllmManifest:
-    """The manifest, once it makes sense in itself.
-
-    Raises
-    ------
-    InvalidBundleError
-        It is missing, no manifest, or names the field that is wrong.
-    """
-    return parse_manifest(manifest_bytes(folder), VllmManifest, fault=manifest_fault)
 
 
 def check_models(folder: Path, manifest: VllmManifest) -> None:
@@ -217,7 +205,7 @@ def find_vllm(python: str) -> None:
 
 
 def _bundle(folder: Path, manifest: VllmManifest, facts: Model, *, begin: tuple[int, ...]) -> GenerationBundle:
-    profile = read_vllm_profile(folder)
+    profile = read_profile(folder / PROFILE_FILE, VllmProfile)
     return GenerationBundle(
         name=manifest.name,
         digest=manifest.digest,
@@ -232,14 +220,6 @@ def _bundle(folder: Path, manifest: VllmManifest, facts: Model, *, begin: tuple[
         cache_bytes_per_token=facts.cache_numbers * _cache_width(manifest.configurations, facts),
         created=manifest.created,
     )
-
-
-def read_vllm_profile(folder: Path) -> VllmProfile:
-    """What was measured when the bundle was made."""
-    try:
-        return parse_document((folder / PROFILE_FILE).read_bytes(), VllmProfile)
-    except (OSError, ValueError) as error:
-        raise InvalidBundleError(f"{PROFILE_FILE}: {error}") from error
 
 
 def text_of(c: Configuration) -> str:

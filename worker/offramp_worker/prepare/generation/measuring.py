@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from offramp_worker.prepare.generation.checkpoint import FloatArray
 PIECE = 64
 AT_ONCE = (1, 2, 3, 4, 5, 8, 16)
 LEAST_SECONDS = 0.2  # of measuring one number
+PLAIN = Sampling()
 Advance = Callable[[int], None]
 
 
@@ -53,9 +54,11 @@ class Tally:
         return self.seconds / max(self.tokens, 1)
 
 
-def written(engine: GenerationEngine, prompt: Sequence[int], *, most: int, route: DecodingRoute) -> Written:
+def written(
+    engine: GenerationEngine, prompt: Sequence[int], *, most: int, route: DecodingRoute, sampling: Sampling = PLAIN
+) -> Written:
     """A greedy answer. The first token, which the prompt's last piece gives, is in no time per token."""
-    sequence = engine.start(prompt, max_tokens=most, sampling=Sampling(), route=route)
+    sequence = engine.start(prompt, max_tokens=most, sampling=sampling, route=route)
     tokens, proposed, accepted, began = list[Token](), 0, 0, 0.0
     while True:
         (one,) = engine.step([sequence], prompt_tokens=PIECE)
@@ -113,25 +116,17 @@ def seconds_at_once(decoders: Mapping[str, Decoder], *, start: int, token: int) 
     return found
 
 
-@dataclass(slots=True)
-class Importance:
-    """By matrix the mean square of each of its inputs over texts that were run."""
-
-    sums: dict[str, Any] = field(default_factory=dict)
-    tokens: int = 0
-
-    def add(self, decoder: Decoder, text: Sequence[int]) -> None:
-        """``decoder`` has taps."""
+def importance(decoder: Decoder, texts: Sequence[Sequence[int]]) -> dict[str, FloatArray]:
+    """By matrix the mean square of each of its inputs over these texts; ``decoder`` has taps."""
+    sums: dict[str, Any] = {}
+    for text in texts:
         cache = Cache.of(decoder.architecture, len(text))
         decoder.run(cache, text, start=0, rows=range(len(text)))
         read = cache.binding(decoder).tapped()
         for matrix, name in matrix_inputs(decoder.architecture).items():
-            square = np.square(read[name].astype(np.float64)).sum(axis=0)
-            self.sums[matrix] = self.sums.get(matrix, 0.0) + square
-        self.tokens += len(text)
-
-    def weights(self) -> dict[str, FloatArray]:
-        return {name: (total / max(self.tokens, 1)).astype(np.float32) for name, total in self.sums.items()}
+            sums[matrix] = sums.get(matrix, 0.0) + np.square(read[name].astype(np.float64)).sum(axis=0)
+    tokens = max(1, sum(map(len, texts)))
+    return {name: (total / tokens).astype(np.float32) for name, total in sums.items()}
 
 
 def agreement(decoder: Decoder, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from offramp_worker.generate.seam import REFERENCE, DecodingRoute, DraftSpec, Ge
 from offramp_worker.generate.tokenizer import load_tokenizer
 from offramp_worker.prepare.generation.bench import Workbench, workbench
 from offramp_worker.prepare.generation.checkpoint import Checkpoint, FloatArray
-from offramp_worker.prepare.generation.measuring import Importance, agreement, compare, seconds_at_once, written
+from offramp_worker.prepare.generation.measuring import agreement, compare, importance, seconds_at_once, written
 from offramp_worker.prepare.generation.picture import draw
 from offramp_worker.prepare.generation.prompts import read_prompts
 from offramp_worker.prepare.generation.report import (
@@ -57,6 +57,7 @@ FITTED, HELD_OUT = 24, 16  # prompts, at most
 CACHES = 2**34  # bytes; one sequence runs at a time
 MIN_ANSWER = 8
 REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
+Weights = Callable[[], Mapping[str, FloatArray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +180,9 @@ def _prepare(shop: _Shop) -> GenerationReport:
     answers = work.step("answers", lambda: _answers(shop, decoders))
     shop = replace(shop, texts=replace(shop.texts, answers=answers))
     entries, agreements = {REFERENCE: EXACT}, {REFERENCE: 1.0}
-    importance = _LazyImportance(shop)
+    weights = cache(lambda: _importance(shop))  # only if something is to be rounded still
     for candidate in CANDIDATES:
-        found = work.step(candidate[0], partial(_choose, shop, candidate, importance))
+        found = work.step(candidate[0], partial(_choose, shop, candidate, weights))
         entry = VariantEntry(**found["entry"])
         entries[entry.name], agreements[entry.name] = entry, found["agreement"]
         decoders[entry.name] = _reopened(checkpoint, entry, work, threads)
@@ -232,31 +233,21 @@ def _answers(shop: _Shop, decoders: Mapping[str, Decoder]) -> list[list[int]]:
     return answers
 
 
-class _LazyImportance:
-    """Computed once, and only if something is to be rounded still."""
-
-    def __init__(self, shop: _Shop) -> None:
-        self._shop, self._weights = shop, dict[str, FloatArray]()
-
-    def weights(self) -> dict[str, FloatArray]:
-        if not self._weights:
-            checkpoint = self._shop.checkpoint
-            found, tensors = Importance(), variant_tensors(checkpoint, EXACT)
-            decoder = open_variant(checkpoint, EXACT, tensors, threads=1, taps=True)
-            for prompt, answer in self._shop.texts.pairs:
-                found.add(decoder, [*prompt, *answer])
-            self._weights = found.weights()
-        return self._weights
+def _importance(shop: _Shop) -> dict[str, FloatArray]:
+    """By matrix how much each of its inputs counts."""
+    tensors = variant_tensors(shop.checkpoint, EXACT)
+    decoder = open_variant(shop.checkpoint, EXACT, tensors, threads=1, taps=True)
+    return importance(decoder, [[*prompt, *answer] for prompt, answer in shop.texts.pairs])
 
 
-def _choose(shop: _Shop, candidate: tuple[str, int, tuple[int, ...]], importance: _LazyImportance) -> dict[str, Any]:
+def _choose(shop: _Shop, candidate: tuple[str, int, tuple[int, ...]], weights: Weights) -> dict[str, Any]:
     """Round a variant in every way that is known, and keep that whose tokens are most often the reference's. A head of
     more bits must earn them."""
     name, bits, heads = candidate
     ways: dict[str, dict[str, Any]] = {
         "whole range": {"shrinks": (1.0,)},
         "searched ranges": {},
-        "searched ranges, weighted by inputs": {"importance": importance.weights()},
+        "searched ranges, weighted by inputs": {"importance": weights()},
     }
     best: tuple[float, float, VariantEntry] | None = None
     with shop.reporter.step(f"rounding to {name}", total=len(heads) * len(ways)) as advance:
@@ -365,7 +356,7 @@ def _finish(shop: _Shop, found: _Found) -> GenerationReport:
         kept=tuple(d.id for d in drafts),
         refused=refused,
     )
-    (work.folder / REPORT_FILE).write_text(json.dumps(report.to_mapping(), indent=2) + "\n", encoding="utf-8")
+    (work.folder / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     draw(report, work.folder / PICTURE_FILE)
     return report
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from offramp_worker.prepare.generation.measuring import Tally
@@ -53,9 +53,6 @@ class GenerationReport:
     drafts: tuple[DraftLine, ...]
     kept: tuple[str, ...]
     refused: dict[str, str]
-
-    def to_mapping(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def draft_line(draft: str, tokens: int, tally: Tally, reference: Tally) -> DraftLine:

@@ -21,7 +21,7 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_core.generation.losses import AnswerLosses, Output
 from offramp_worker.generate.audits import GREEDY, equality
 from offramp_worker.generate.load import file_entry
-from offramp_worker.generate.seam import REFERENCE, DecodingRoute, Loaded, Token
+from offramp_worker.generate.seam import REFERENCE, DecodingRoute, Loaded
 from offramp_worker.generate.tokenizer import TOKENIZER_FILE, load_tokenizer
 from offramp_worker.generate.vllm.engine import VllmEngine
 from offramp_worker.generate.vllm.load import VllmSettings, begin_tokens, check_models, load_vllm, model_of
@@ -38,6 +38,7 @@ from offramp_worker.generate.vllm.manifest import (
     manifest_fault,
     models_of,
 )
+from offramp_worker.prepare.generation.measuring import Written, written
 from offramp_worker.prepare.generation.prompts import read_prompts
 from offramp_worker.prepare.pipeline import NAME_PATTERN
 from offramp_worker.prepare.progress import Reporter
@@ -89,9 +90,6 @@ class VllmReport:
     prompts: int
     reference_seconds: float
     configurations: tuple[ConfigurationLine, ...]
-
-    def to_mapping(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,7 +156,7 @@ def _prepare(request: VllmRequest, work: Path, reporter: Reporter, settings: Vll
     finally:
         loaded.engine.close()
     report = _report(manifest, loaded, found)
-    (work / REPORT_FILE).write_text(json.dumps(report.to_mapping(), indent=2) + "\n")
+    (work / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
     ratios = {line.name: line.time_ratio * report.reference_seconds for line in report.configurations}
     _write(work, manifest, VllmProfile(report.vllm, {REFERENCE: report.reference_seconds, **ratios}))
     return report
@@ -271,11 +269,11 @@ def _write(work: Path, manifest: VllmManifest, profile: VllmProfile) -> VllmMani
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    tokens: tuple[Token, ...]
+    """``seconds`` of each of its tokens, the prompt's share included."""
+
+    written: Written
     text: str
     seconds: float
-    proposed: int
-    accepted: int
 
 
 def _in_turns(loaded: Loaded, prompt: Sequence[int], n: int, advance: Any) -> dict[str, _Answer]:
@@ -286,22 +284,14 @@ def _in_turns(loaded: Loaded, prompt: Sequence[int], n: int, advance: Any) -> di
 
 
 def _answer(loaded: Loaded, prompt: Sequence[int], n: int, variant: str) -> _Answer:
-    engine, decoder = loaded.engine, loaded.tokenizer.decoder()
-    began = time.perf_counter()
-    sequence = engine.start(prompt, max_tokens=n, sampling=GREEDY, route=DecodingRoute(variant))
-    tokens: list[Token] = []
-    proposed = accepted = 0
-    while True:
-        (one,) = engine.step([sequence], prompt_tokens=len(prompt))
-        tokens += one.tokens
-        proposed, accepted = proposed + one.proposed, accepted + one.accepted
-        if one.error:
-            raise InvalidArgumentError(f"vllm: {one.error}")
-        if one.ended:
-            break
+    decoder, began = loaded.tokenizer.decoder(), time.perf_counter()
+    try:
+        one = written(loaded.engine, prompt, most=n, route=DecodingRoute(variant), sampling=GREEDY)
+    except RuntimeError as error:
+        raise InvalidArgumentError(f"vllm: {error}") from error
     seconds = time.perf_counter() - began
-    text = "".join(decoder.add(t.id) for t in tokens) + decoder.finish()
-    return _Answer(tuple(tokens), text, seconds / max(1, len(tokens)), proposed, accepted)
+    text = "".join(decoder.add(t.id) for t in one.tokens) + decoder.finish()
+    return _Answer(one, text, seconds / max(1, len(one.tokens)))
 
 
 def _report(manifest: VllmManifest, loaded: Loaded, found: Sequence[Mapping[str, _Answer]]) -> VllmReport:
@@ -318,16 +308,16 @@ def _report(manifest: VllmManifest, loaded: Loaded, found: Sequence[Mapping[str,
 
 def _line(name: str, found: Sequence[Mapping[str, _Answer]]) -> ConfigurationLine:
     pairs = [(answers[name], answers[REFERENCE]) for answers in found]
-    alike = [equality([t.id for t in own.tokens], reference.tokens) for own, reference in pairs]
+    alike = [equality([t.id for t in own.written.tokens], reference.written.tokens) for own, reference in pairs]
     losses = [AnswerLosses()(own.text, reference.text) for own, reference in pairs]
-    proposed = sum(own.proposed for own, _ in pairs)
+    proposed = sum(own.written.proposed for own, _ in pairs)
     return ConfigurationLine(
         name,
         round(statistics.median(own.seconds / reference.seconds for own, reference in pairs), 4),
         alike.count("equal"),
         alike.count("tie"),
         alike.count("different"),
-        round(sum(own.accepted for own, _ in pairs) / proposed, 4) if proposed else 0.0,
+        round(sum(own.written.accepted for own, _ in pairs) / proposed, 4) if proposed else 0.0,
         {output: round(statistics.mean(loss[output] for loss in losses), 4) for output in Output},
     )
 
