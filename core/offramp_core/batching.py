@@ -17,9 +17,8 @@ from offramp_core.errors import InvalidArgumentError
 MAX_BATCH = 32
 MAX_QUEUE = 1024
 BACKOFF = 0.9  # Clipper's
-SECONDS_OF_OBJECTIVE = (
-    0.5  # what a batch may take of the objective; the other half is for waiting while the batch before runs
-)
+# What a batch may take of the objective; the other half is for waiting while the batch before runs.
+SECONDS_OF_OBJECTIVE = 0.5
 
 
 class Start(NamedTuple):

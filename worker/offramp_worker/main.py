@@ -53,9 +53,8 @@ EXECUTOR_LOST = 3  # the exit code
 REPLY_SECONDS = 12  # of a drain; what is left of it belongs to audits
 TELL_SECONDS = 5.0  # for a last pull; one comes each second, and at once where the platform tells that a worker leaves
 TELL_POLL_SECONDS = 0.05
-KEEP_ALIVE_SECONDS = (
-    75  # longer than clients keep idle connections, so that they close them and no request meets a closing one
-)
+# Longer than clients keep idle connections, so that they close them and no request meets a closing one.
+KEEP_ALIVE_SECONDS = 75
 
 
 class Server(uvicorn.Server):

@@ -27,9 +27,8 @@ from offramp_core.fleet.parts import (
 )
 
 MOST_POOLS, MOST_SERVICES, MOST_TIERS, MOST_PLANS, MOST_BATCHES = 32, 1000, 8, 64, 16
-MOST_COLUMNS = (
-    128  # of one service: its integer program takes seconds with so many, and minutes with four times as many
-)
+# Of one service: its integer program takes seconds with so many, and minutes with four times as many.
+MOST_COLUMNS = 128
 LARGEST_BATCH, SHORTEST_BATCH_SECONDS = 65536, 1e-9
 ANY_MEMORY = 1 << 62  # of a worker whose pool does not say
 STARTUP_SECONDS = 30.0

@@ -47,9 +47,8 @@ TOO_LARGE = (
     "trying to send message larger than max",
 )  # reported as a failure of the server's own
 WATCH_SECONDS = 300  # the server ends a watch after this long; it goes on from where it was
-WATCH_SILENCE_SECONDS = (
-    150.0  # the server sends a bookmark about every minute, so a watch that is silent for longer is dead
-)
+# The server sends a bookmark about every minute, so a watch that is silent for longer is dead.
+WATCH_SILENCE_SECONDS = 150.0
 WATCH_CHUNK_BYTES = 1 << 16
 # Without it the API server silently drops what its schema does not know: evidence would be lost, not refused.
 _STRICT = ("fieldValidation", "Strict")

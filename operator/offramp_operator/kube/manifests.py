@@ -81,12 +81,10 @@ PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "12
 PRIVATE_6 = ("fc00::/7",)
 LINK_LOCAL = ("169.254.0.0/16",)
 LINK_LOCAL_6 = ("fe80::/10",)
-PROVEN_SECONDS = (
-    5  # ready for so long under traffic before the next worker is replaced: a bundle may fail at its first batches
-)
-START_SECONDS = (
-    600  # a large bundle is compiled and warmed before the worker is ready; spec.worker.startupDeadline says otherwise
-)
+# Ready for so long under traffic before the next worker is replaced: a bundle may fail at its first batches.
+PROVEN_SECONDS = 5
+# A large bundle is compiled and warmed before the worker is ready; spec.worker.startupDeadline says otherwise.
+START_SECONDS = 600
 MEASURE_SECONDS = 0.5  # of whole batches in a worker of a pool: a processor limit shows over several of its 100 ms
 PROBE_SECONDS = 2  # between two probes of a starting worker
 TMP_SIZE = "64Mi"  # what libraries write besides; spec.worker.tmp says otherwise

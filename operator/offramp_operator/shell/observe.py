@@ -63,9 +63,8 @@ MOST_REFUSED = 100_000
 PULLS_AT_ONCE = 128  # over all services; a deadline counts from when a pull begins
 SHARE_SECONDS = 1.0  # between two looks at what the pools of all services take
 MAX_MORE_SETS = 4  # twice what a worker holds
-KEEP_ALIVE_SECONDS = (
-    4.0  # workers close idle connections after 5 s; one that closes while a request is on its way fails it
-)
+# Workers close idle connections after 5 s; one that closes while a request is on its way fails it.
+KEEP_ALIVE_SECONDS = 4.0
 
 
 class _Work(NamedTuple):

@@ -26,9 +26,8 @@ from offramp_operator.shell.tunings import Tune, Tuning, Tunings
 
 ACTIVE_REQUEUE_SECONDS = 1.0
 CONFLICT_RETRY_SECONDS = 0.2
-WORKERS_RETRY_SECONDS = (
-    30.0  # at most, between attempts to bring workers to the spec that fail for a reason of the platform's
-)
+# At most, between attempts to bring workers to the spec that fail for a reason of the platform's.
+WORKERS_RETRY_SECONDS = 30.0
 IDLE_GROWTH = 1.5  # of the wait, from one look at an idle service to the next
 IDLE_REQUEUE_SECONDS = 30.0  # at most; a canary's lease is longer than that, and an idle service has none
 DECIDE_SECONDS = 120.0  # a decision is made at least so often, for what time alone changes

@@ -27,9 +27,8 @@ from offramp_worker.shared.repository import Repository
 from offramp_worker.shared.settings import SharedSettings
 from offramp_worker.worker import ExecutorLostError
 
-CONNECTION_SECONDS = (
-    5.0  # over gRPC in a pool: shorter than a model that leaves still answers after it has gone elsewhere
-)
+# Of a connection over gRPC in a pool: shorter than a model that leaves still answers after it has gone elsewhere.
+CONNECTION_SECONDS = 5.0
 
 
 async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> None:
