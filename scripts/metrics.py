@@ -72,12 +72,19 @@ def rows(registry: CollectorRegistry, *more: Any) -> Iterator[Row]:
 
 _SUFFIX = {"counter": "_total", "info": "_info"}
 UNITS = {**GENERATION_UNITS, **WORKER_UNITS, **SHARED_UNITS, **OPERATOR_UNITS}
+IN_NAMES = ("batches", "bytes", "ratio", "requests", "rows", "seconds")
+
+
+def unit_of(name: str) -> str:
+    """The unit that the code says, else the one that the metric's name ends with."""
+    last = name.removesuffix("_total").rsplit("_", 1)[-1]
+    return UNITS[name] if name in UNITS or last not in IN_NAMES else last
 
 
 def table(metrics: Iterator[Row]) -> str:
     head = "| metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n"
     return head + "".join(
-        f"| `{row.name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} | {UNITS[row.name]} | "
+        f"| `{row.name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} | {unit_of(row.name)} | "
         f"{row.meaning} |\n"
         for row in metrics
     )

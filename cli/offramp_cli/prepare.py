@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -22,53 +22,9 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from offramp_worker.prepare.report import PrepareReport
 
 INVALID_INPUT = 2
-#: Options that `prepare` hands on as they are.
-AS_GIVEN = [
-    "data",
-    "out",
-    "name",
-    "head_data",
-    "split",
-    "head_share",
-    "variations",
-    "seed",
-    "threads",
-    "precision",
-    "device",
-    "compile_limit",
-    "tokenizer",
-    "max_tokens",
-    "encoded",
-    "preprocessor",
-    "variants",
-    "variant_seconds",
-]
-#: Options that mean nothing with ``--task generate``.
-OF_CLASSIFIERS = [
-    "refresh",
-    "head_data",
-    "head_share",
-    "variations",
-    "side",
-    "tokenizer",
-    "pad_id",
-    "sep_id",
-    "own_exits",
-    "k",
-    "thresholds",
-    "measure",
-    "tolerance",
-    "device",
-    "loss",
-    "split",
-    "precision",
-    "compile_limit",
-    "seed",
-    "encoded",
-    "preprocessor",
-    "variants",
-    "variant_seconds",
-]
+#: Options that are handed on as they are with ``--task generate``; of the others it takes a few more.
+OF_GENERATION = ("model", "data", "out", "name", "threads", "answer_tokens")
+TAKEN_BY_GENERATION = (*OF_GENERATION, "task", "max_tokens", "vllm", "json_output")
 
 
 # The options, in the order of the help.
@@ -266,7 +222,7 @@ def prepare(
     """
     if task == GENERATE:
         _refuse_others(context)
-        asked = {name: context.params[name] for name in ("model", "data", "out", "name", "threads", "answer_tokens")}
+        asked = {name: context.params[name] for name in OF_GENERATION}
         make = _generation if vllm is None else partial(_vllm, vllm)
         make(prompt_tokens=max_tokens, json_output=json_output, **asked)
         return
@@ -286,22 +242,23 @@ def prepare(
 def _request(given: dict[str, Any], task: TaskSpec | None) -> PrepareRequest:
     from offramp_worker.prepare.pipeline import PrepareRequest
 
-    return PrepareRequest(
-        model=given["model"] or str(given["refresh"]),
-        sides=tuple(given["side"] or ()),
-        pad=given["pad_id"],
-        sep=given["sep_id"],
-        own_exits=tuple(given["own_exits"].split(",")) if given["own_exits"] else (),
-        task=task,
-        **{name: given[name] for name in AS_GIVEN},
-    )
+    own = {
+        "model": given["model"] or str(given["refresh"]),
+        "sides": tuple(given["side"] or ()),
+        "pad": given["pad_id"],
+        "sep": given["sep_id"],
+        "own_exits": tuple(given["own_exits"].split(",")) if given["own_exits"] else (),
+        "task": task,
+    }
+    as_given = {field.name: given[field.name] for field in fields(PrepareRequest) if field.name in given}
+    return PrepareRequest(**(as_given | own))
 
 
 def _refuse_others(context: typer.Context) -> None:
     """With ``--task generate``, an option that only classifiers have."""
-    for name in OF_CLASSIFIERS:
+    for name in context.params:
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if name not in TAKEN_BY_GENERATION and source is not None and source.name == "COMMANDLINE":
             _refuse(f"--{name.replace('_', '-')} belongs to other tasks; leave it out with --task {GENERATE}")
 
 

@@ -146,40 +146,23 @@ UNITS: Mapping[str, str] = {
     "earlyexit_operator_reconcile_errors_total": "passes",
     "earlyexit_operator_event_errors_total": "events",
     "earlyexit_operator_reconcile_total": "passes",
-    "earlyexit_operator_waiting_records_ratio": "ratio",
-    "earlyexit_operator_watch_late_seconds": "seconds",
-    "earlyexit_rollout_gate_evidence_ratio": "ratio",
-    "earlyexit_rollout_gate_exposure_ratio": "ratio",
     "earlyexit_rollout_phase": "",
-    "earlyexit_rollout_phase_start_timestamp_seconds": "seconds",
     "earlyexit_rollout_phase_transitions_total": "rollouts",
-    "earlyexit_rollout_weight_ratio": "ratio",
     "earlyexit_rollouts_total": "rollouts",
-    "earlyexit_service_accuracy_budget_ratio": "ratio",
-    "earlyexit_service_audit_time_ratio": "ratio",
-    "earlyexit_service_certificate_timestamp_seconds": "seconds",
     "earlyexit_service_condition": "",
     "earlyexit_service_epoch": "",
     "earlyexit_service_exits_active": "",
     "earlyexit_service_info": "",
-    "earlyexit_service_latency_objective_ratio": "ratio",
-    "earlyexit_service_latency_objective_seconds": "seconds",
-    "earlyexit_service_first_token_objective_seconds": "seconds",
-    "earlyexit_service_per_token_objective_seconds": "seconds",
-    "earlyexit_service_measured_saving_ratio": "ratio",
-    "earlyexit_service_no_exit_headroom_ratio": "ratio",
     "earlyexit_service_no_exit_workers": "workers",
     "earlyexit_service_phase": "",
-    "earlyexit_service_predicted_saving_ratio": "ratio",
-    "earlyexit_service_ramp_utility_seconds": "seconds",
     "earlyexit_service_slice_stopped": "",
     "earlyexit_service_tuning": "",
     "earlyexit_service_tuning_labels": "labels",
     "earlyexit_service_tuning_labels_needed": "labels",
     "earlyexit_service_workers": "workers",
 }
-"""The unit of each metric, and by what a histogram counts; empty where it is a state. No rule divides one unit by
-another (tests/observe/test_units.py)."""
+"""The unit of each metric whose name does not end with it, and by what a histogram counts; empty where it is a state.
+No rule divides one unit by another (tests/observe/test_units.py)."""
 
 
 @dataclass(slots=True)

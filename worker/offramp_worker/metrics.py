@@ -28,50 +28,34 @@ REFUSALS = Reason.at("refusal")
 
 UNITS: Mapping[str, str] = {
     "earlyexit_audit_backlog": "rows",
-    "earlyexit_audit_seconds_total": "seconds",
     "earlyexit_audited_total": "audits",
     "earlyexit_batch_duration_seconds": "seconds by batches",
-    "earlyexit_batch_limit_rows": "rows",
     "earlyexit_batch_rows": "rows by batches",
     "earlyexit_breaker_open": "",
     "earlyexit_build_info": "",
-    "earlyexit_cache_bytes": "bytes",
-    "earlyexit_cache_requests_total": "requests",
     "earlyexit_core_reachable": "",
-    "earlyexit_core_request_bytes_total": "bytes",
     "earlyexit_core_request_duration_seconds": "seconds by requests",
-    "earlyexit_control_plane_contact_timestamp_seconds": "seconds",
     "earlyexit_deadline_answers_total": "rows",
     "earlyexit_detector_limit": "audits",
     "earlyexit_detector_statistic": "audits",
     "earlyexit_disagreements_total": "audits",
     "earlyexit_epoch": "",
-    "earlyexit_exact_seconds_total": "seconds",
     "earlyexit_exits_active": "",
     "earlyexit_exits_total": "rows",
-    "earlyexit_failed_batches_total": "batches",
     "earlyexit_feedback_total": "rows",
-    "earlyexit_forwarded_rows_total": "rows",
     "earlyexit_inflight": "rows",
-    "earlyexit_late_requests_total": "requests",
     "earlyexit_offline_answers_total": "rows",
     "earlyexit_overload": "",
     "earlyexit_overload_answers_total": "rows",
     "earlyexit_plan_info": "",
     "earlyexit_plan_refusals_total": "documents",
-    "earlyexit_queue_rows": "rows",
-    "earlyexit_ramp_overhead_seconds_total": "seconds",
-    "earlyexit_ramp_saved_seconds_total": "seconds",
-    "earlyexit_relayed_requests_total": "requests",
     "earlyexit_request_duration_seconds": "seconds by requests",
-    "earlyexit_requests_total": "requests",
     "earlyexit_responses_total": "requests",
     "earlyexit_row_duration_seconds": "seconds by rows",
-    "earlyexit_rows_total": "rows",
     "earlyexit_worker_ready": "",
 }
-"""The unit of each metric, and by what a histogram counts; empty where it is a state. No rule divides one unit by
-another (tests/observe/test_units.py)."""
+"""The unit of each metric whose name does not end with it, and by what a histogram counts; empty where it is a state.
+No rule divides one unit by another (tests/observe/test_units.py)."""
 
 
 class Metrics:

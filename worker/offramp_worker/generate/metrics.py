@@ -25,12 +25,8 @@ GENERATION_UNITS: Mapping[str, str] = {
     "earlyexit_generation_answer_loss": "losses by audits",
     "earlyexit_generation_answers_total": "answers",
     "earlyexit_generation_audit_backlog": "answers",
-    "earlyexit_generation_audit_seconds_total": "seconds",
     "earlyexit_generation_audited_total": "audits",
-    "earlyexit_generation_busy_seconds_total": "seconds",
-    "earlyexit_generation_cache_bytes": "bytes",
     "earlyexit_generation_breaker_open": "",
-    "earlyexit_generation_cache_limit_bytes": "bytes",
     "earlyexit_generation_differences_total": "audits",
     "earlyexit_generation_draft_tokens_total": "tokens",
     "earlyexit_generation_plan_epoch": "",
@@ -45,7 +41,7 @@ GENERATION_UNITS: Mapping[str, str] = {
     "earlyexit_build_info": "",
     "earlyexit_worker_ready": "",
 }
-"""The unit of each metric, and by what a histogram counts; see :data:`offramp_worker.metrics.UNITS`."""
+"""See :data:`offramp_worker.metrics.UNITS`."""
 
 
 class GenerationMetrics:

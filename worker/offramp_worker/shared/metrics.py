@@ -17,13 +17,9 @@ from offramp_worker.shared.repository import Repository
 OF_PROCESS = ("process_", "earlyexit_build")
 
 SHARED_UNITS = {
-    "earlyexit_model_bytes": "bytes",
-    "earlyexit_model_cold_requests_total": "requests",
     "earlyexit_model_evictions_total": "evictions",
-    "earlyexit_model_load_seconds_total": "seconds",
     "earlyexit_model_loads_total": "loads",
     "earlyexit_model_loaded": "",
-    "earlyexit_model_turn_seconds_total": "seconds",
     "earlyexit_model_unloads_total": "unloads",
 }
 
