@@ -532,7 +532,7 @@ class Cluster:
         cache, observer = ObjectCache(), Observer(deadline_seconds=0.5)
         cache.put(SERVICE, obj)
         platform = KubePlatform(self._client, cache, workers=WorkerSettings("offramp/worker:1"), instance="fuzz")
-        reconciler = Reconciler(platform, observer, SigningKey.from_seed(b"k" * 32))
+        reconciler = Reconciler(platform, observer, SigningKey(b"k" * 32))
         key = ServiceKey("default", obj["metadata"]["name"])
         try:
             for _ in range(3):

@@ -167,6 +167,6 @@ def read_signing_key(path: Path) -> SigningKey:
     try:
         content = path.read_bytes()
         seed = content if len(content) == SEED_BYTES else base64.b64decode(content.strip(), validate=True)
-        return SigningKey.from_seed(seed)
+        return SigningKey(seed)
     except (OSError, binascii.Error, InvalidArgumentError) as error:
         raise InvalidArgumentError(f"{path} holds no signing key of {SEED_BYTES} bytes: {error}") from error

@@ -213,7 +213,7 @@ def fleet(controlled: Any, manifests: Any, tools: Any) -> Iterator[Callable[...,
             cache = ObjectCache()
             platform = KubePlatform(client, cache, workers=WorkerSettings("offramp/worker:1"), instance="t")
             observer = PaperObserver(cache) if answering else Observer(deadline_seconds=0.5)
-            reconciler = Reconciler(platform, observer, SigningKey.from_seed(b"k" * 32))
+            reconciler = Reconciler(platform, observer, SigningKey(b"k" * 32))
             yield Fleet(controlled, namespace, client, reconciler, cache)
             await observer.close()
 

@@ -17,7 +17,7 @@ from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.signing import SigningKey
 
-KEY = SigningKey.from_seed(b"k" * 32)
+KEY = SigningKey(b"k" * 32)
 NAMESPACE = "shop"
 SETTINGS = WorkerSettings("offramp/worker:1", admin_from=OperatorPods("offramp-system", {"a": "b"}))
 

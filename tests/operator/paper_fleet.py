@@ -127,7 +127,7 @@ class Fleet:
     async def restart(self) -> dict[str, str]:
         """Another operator, which knows what is stored and no more; resource versions of what it finds."""
         platform = KubePlatform(self.client, self.cache, workers=WorkerSettings("offramp/worker:1"), instance="t2")
-        self.reconciler = Reconciler(platform, Observer(deadline_seconds=0.5), SigningKey.from_seed(b"k" * 32))
+        self.reconciler = Reconciler(platform, Observer(deadline_seconds=0.5), SigningKey(b"k" * 32))
         return await self.versions()
 
     async def versions(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.signing import SigningKey
 
-KEY = SigningKey.from_seed(b"k" * 32)
+KEY = SigningKey(b"k" * 32)
 WORKERS = WorkerSettings("offramp/worker:1")
 ADDRESSES = itertools.count(1)
 

@@ -34,7 +34,7 @@ from offramp_operator.shell.signing import SigningKey
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
-KEY = SigningKey.from_seed(b"k" * 32)
+KEY = SigningKey(b"k" * 32)
 
 
 class Proxy(ThreadingHTTPServer):

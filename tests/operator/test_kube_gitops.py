@@ -52,7 +52,7 @@ class SimulatedWorkers(Observer):
     async def poke(
         self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, signed: SignedDocument
     ) -> None:
-        document: PlanDocument = wire.decode_document(signed.payload)
+        document = wire.decode(signed.payload, PlanDocument)
         for worker in self.fleet.workers:
             worker.configure(document)
 
@@ -98,9 +98,7 @@ def test_a_service_applied_from_git_over_and_over_never_differs_while_the_contro
             platform = WithWorkers(
                 client, cache, workers=WorkerSettings("offramp/worker:1"), instance="test", clock=lambda: fleet.now
             )
-            reconciler = Reconciler(
-                platform, SimulatedWorkers(fleet), SigningKey.from_seed(bytes(32)), lambda: fleet.now
-            )
+            reconciler = Reconciler(platform, SimulatedWorkers(fleet), SigningKey(bytes(32)), lambda: fleet.now)
             feed = Feed(cache, lambda _: None)
             for number in range(PASSES):
                 await feed.relist(client, (namespace,))

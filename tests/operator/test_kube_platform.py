@@ -75,7 +75,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds 
 DIGEST_A, DIGEST_B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 PLAN = exits_off_plan(backbone_digest=DIGEST_A, ramp_set_digest=DIGEST_B)
 CONFIG_NAME = PLAN.name("digits")
-KEY = SigningKey.from_seed(b"k" * 32)
+KEY = SigningKey(b"k" * 32)
 CHILDREN = (DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET)
 
 SERVICE_STATUS = ServiceStatus(

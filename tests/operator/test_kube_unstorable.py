@@ -38,7 +38,7 @@ from offramp_operator.shell.signing import SigningKey
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
-KEY = SigningKey.from_seed(b"k" * 32)
+KEY = SigningKey(b"k" * 32)
 BOLD = Plan(DIGEST_A, DIGEST_B, (RampThreshold("r00-linear", Decimal("0.5")),))
 ROLLOUT = {"apiVersion": "earlyexit.dev/v1alpha1", "kind": "RampRollout"}
 MERGE = "application/merge-patch+json"

@@ -29,7 +29,7 @@ from offramp_operator.local.template import WorkerTemplate, available_cpus, bund
 from offramp_operator.shell.signing import SigningKey
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
-KEY = SigningKey.from_seed(bytes(range(32)))
+KEY = SigningKey(bytes(range(32)))
 SPEC = {
     "model": {"uri": "file:///bundle"},
     "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},

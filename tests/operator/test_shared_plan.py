@@ -18,7 +18,7 @@ from offramp_operator.kube.shared.pool import SharedPool
 from offramp_operator.kube.shared.rates import Rates
 from offramp_operator.shell.signing import SigningKey
 
-KEY = SigningKey.from_seed(b"k" * 32)
+KEY = SigningKey(b"k" * 32)
 SPEC = SharedPoolSpec(memory_bytes=100, claim="bundles", worker={}, min_workers=1, max_workers=3)
 
 

@@ -700,7 +700,7 @@ def test_a_poke_reaches_every_worker_and_refusals_are_told(
     async def story() -> None:
         a, b = spawn("a"), spawn("b")
         b.refuse = Refusal(0, "UnknownRamp", "ramp r77 is unknown")
-        signed = SigningKey.from_seed(bytes(32)).sign(DOCUMENT)
+        signed = SigningKey(bytes(32)).sign(DOCUMENT)
         async with bench(deadline_seconds=20.0) as made:
             await made.observer.poke(KEY, (endpoint(a), endpoint(b), NOWHERE), token=TOKEN, signed=signed)
         assert a.taken == [DOCUMENT]

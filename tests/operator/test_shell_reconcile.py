@@ -45,7 +45,7 @@ from offramp_operator.shell.reconcile import REFUSED_POKE_SECONDS, Reconciler
 from offramp_operator.shell.signing import SigningKey
 
 KEY = ServiceKey("default", "digits")
-SIGNER = SigningKey.from_seed(bytes(range(32)))
+SIGNER = SigningKey(bytes(range(32)))
 SPEC = parse_spec(
     {
         "model": {"uri": "file:///bundle"},

@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from processes import KEY, SERVICE_UID, TOKEN, eventually
 from stores import Behaviour, Store
 
-from offramp_core.protocol import FetchProgress
+from offramp_core.protocol import FetchProgress, Observations
 from offramp_operator.kube.failures import failure
-from offramp_operator.shell.wire import decode_observations
+from offramp_operator.shell.wire import decode
 from offramp_worker.bundle.load import load_bundle
 
 pytestmark = pytest.mark.slow  # each test starts a process
@@ -96,7 +96,7 @@ def test_progress_is_told_on_the_admin_port_to_who_has_the_token(archive: bytes,
             def progress() -> FetchProgress | None:
                 bearer = {"Authorization": f"Bearer {TOKEN}"}
                 answer = httpx.get(url, params={"after": "0", "state": "1"}, headers=bearer, timeout=60)
-                told = decode_observations(answer.content)
+                told = decode(answer.content, Observations)
                 assert told.uid == "pod-1" and told.state is not None and not told.state.ready
                 return told.state.fetching if told.state.fetching and told.state.fetching.done_bytes else None
 

@@ -30,7 +30,7 @@ from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.kube.watch import class_users, service_key, service_matters
 from offramp_operator.metrics import Metrics
-from offramp_operator.shell.listeners import PassListener, PassListeners
+from offramp_operator.shell.listeners import PassListener
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.signing import SigningKey
@@ -88,7 +88,7 @@ def services(
                 seat.wake(woken)
 
         seat.beside(forever(TURN_SECONDS, take_turns))
-        return Reconciler(platform, observer, key, listener=PassListeners(metrics, *listeners)).reconcile
+        return Reconciler(platform, observer, key, listeners=(metrics, *listeners)).reconcile
 
     return Managed(
         SERVICE,

@@ -22,7 +22,6 @@ from offramp_operator.local.state import StateFolder, StateFolderError, remove_l
 from offramp_operator.local.training_process import Trainer
 from offramp_operator.metrics import Metrics
 from offramp_operator.port import serve_health
-from offramp_operator.shell.listeners import PassListeners
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.platform import ServiceKey
@@ -93,9 +92,7 @@ class EmbeddedShell:
         self._board = Board(worker_kind="process", since=time.time())
         self._metrics, self._metrics_port = Metrics(), metrics_port
         self._metrics.records(self._observer.room_taken)
-        self._reconciler = Reconciler(
-            self._platform, self._observer, self._key, listener=PassListeners(self._board, self._metrics)
-        )
+        self._reconciler = Reconciler(self._platform, self._observer, self._key, listeners=(self._board, self._metrics))
         self._web_port = web_port
         self._grace = grace_seconds
         self._complaint = ""

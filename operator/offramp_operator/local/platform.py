@@ -31,7 +31,6 @@ from offramp_operator.shell.manifests import (
     ROLLOUT_KIND,
     SERVICE_KIND,
     config_from_manifest,
-    config_spec,
     rollout_from_manifest,
     rollout_spec,
     service_from_manifest,
@@ -117,9 +116,8 @@ class LocalPlatform:
         await self._fleet.want(template, replicas, identity, token=token, surge=surge)
 
     async def create_config(self, service: Service, config: NewConfig) -> None:
-        await self._create(
-            CONFIG_KIND, service, config.name, spec=config_spec(config), status=status_json(config.status)
-        )
+        spec, status = config.plan.to_mapping(), status_json(config.status)
+        await self._create(CONFIG_KIND, service, config.name, spec=spec, status=status)
 
     async def write_config_status(self, service: Service, name: str, status: ConfigStatus) -> None:
         await self._write_status(CONFIG_KIND, name, status)
@@ -215,8 +213,8 @@ class LocalPlatform:
     def _published(self, name: str, uid: str) -> PlanDocument | None:
         """The document in force; one of an earlier service of the same name does not count."""
         try:
-            signed = wire.decode_signed((self._state.plans / f"{name}.json").read_bytes())
-            document = wire.decode_document(signed.payload)
+            signed = wire.decode((self._state.plans / f"{name}.json").read_bytes(), SignedDocument)
+            document = wire.decode(signed.payload, PlanDocument)
         except FileNotFoundError:
             return None
         except UnavailableError as error:
@@ -230,7 +228,7 @@ class LocalPlatform:
 
     def _publish(self, name: str, signed: SignedDocument, previous_epoch: int) -> None:
         with self._plans_locked():
-            document = wire.decode_document(signed.payload)
+            document = wire.decode(signed.payload, PlanDocument)
             published = self._published(name, document.service_uid)
             epoch = published.epoch if published is not None else 0
             if epoch != previous_epoch:

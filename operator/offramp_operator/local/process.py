@@ -12,13 +12,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from offramp_core.errors import UnavailableError
+from offramp_core.protocol import WorkerState
 from offramp_core.reasons import MaybeReason, Reason
 from offramp_operator.local import parent_death
 from offramp_operator.local.template import WorkerTemplate
@@ -53,11 +54,7 @@ class WorkerRecord:
     pid_started: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
-        fields = {
-            name: getattr(self, name)
-            for name in ("name", "uid", "port", "admin_port", "restarts", "pid", "pid_started")
-        }
-        return {**fields, "template": self.template.to_mapping()}
+        return {**asdict(self), "template": self.template.to_mapping()}
 
     @classmethod
     def from_mapping(cls, value: dict[str, Any]) -> WorkerRecord:
@@ -289,7 +286,7 @@ class WorkerProcess:
             reply = await self._around.client.get(
                 f"{self.admin_url}/v1/state", headers=headers, timeout=_PROBE_DEADLINE_SECONDS
             )
-            state = wire.decode_state(reply.content) if reply.status_code == httpx.codes.OK else None
+            state = wire.decode(reply.content, WorkerState) if reply.status_code == httpx.codes.OK else None
         except (httpx.HTTPError, httpx.InvalidURL, UnavailableError):
             return
         failure = "" if state is None or state.ready else state.failing or state.message

@@ -35,53 +35,13 @@ class StateFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.objects, self.plans, self.workers = root / "objects", root / "plans", root / "workers"
+        self.records, self.ramp_sets, self.logs = root / "records", root / "ramp-sets", root / "logs"
+        self.bundles = root / "bundles"  # where bundles are fetched to; made on first use
+        self.workers_file, self.training_file = root / "workers.json", root / "training.json"
+        self.events_file, self.key_file = root / "events.jsonl", root / "signing-key"
         for folder in (root, self.objects, self.plans, self.workers, self.records, self.ramp_sets, self.logs):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    @property
-    def objects(self) -> Path:
-        return self.root / "objects"
-
-    @property
-    def bundles(self) -> Path:
-        """Where bundles are fetched to; made on first use."""
-        return self.root / "bundles"
-
-    @property
-    def plans(self) -> Path:
-        return self.root / "plans"
-
-    @property
-    def workers(self) -> Path:
-        return self.root / "workers"
-
-    @property
-    def workers_file(self) -> Path:
-        return self.root / "workers.json"
-
-    @property
-    def records(self) -> Path:
-        return self.root / "records"
-
-    @property
-    def ramp_sets(self) -> Path:
-        return self.root / "ramp-sets"
-
-    @property
-    def training_file(self) -> Path:
-        return self.root / "training.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def events_file(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def key_file(self) -> Path:
-        return self.root / "signing-key"
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from offramp_core.control.snapshot import TrainingOrder, TrainingReport
@@ -72,32 +72,25 @@ class Trainer:
         code = await self._process(order, bundle, result)
         report = replace(_report(order.attempt, result, code), since=order.since)
         result.unlink(missing_ok=True)
-        fields = {name: getattr(report, name) for name in TrainingReport.__dataclass_fields__}
-        await asyncio.to_thread(replace_file, self._state.training_file, json.dumps(fields).encode() + b"\n")
+        text = json.dumps(asdict(report)).encode()
+        await asyncio.to_thread(replace_file, self._state.training_file, text + b"\n")
         level = logging.WARNING if report.state == "Failed" else logging.INFO
         log_event("training-ended", report.message or report.state, level=level, attempt=order.attempt)
         self._changed()
 
     async def _process(self, order: TrainingOrder, bundle: Path, result: Path) -> int | None:
         """The exit code, or None where it took too long and was killed."""
-        arguments = [
-            "--bundle",
-            str(bundle),
-            "--captures",
-            str(self._state.workers),
-            "--store",
-            str(self._state.ramp_sets),
-            "--result",
-            str(result),
-            "--from",
-            order.ramp_set_digest,
-            "--budget",
-            repr(order.max_disagreement),
-            "--keep",
-            ",".join(order.keep),
-            "--seed",
-            str(order.attempt),
-        ]
+        options = {
+            "bundle": bundle,
+            "captures": self._state.workers,
+            "store": self._state.ramp_sets,
+            "result": result,
+            "from": order.ramp_set_digest,
+            "budget": repr(order.max_disagreement),
+            "keep": ",".join(order.keep),
+            "seed": order.attempt,
+        }
+        arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         log = os.open(self._state.logs / "training.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             process = await asyncio.create_subprocess_exec(

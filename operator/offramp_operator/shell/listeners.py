@@ -28,32 +28,3 @@ class PassListener(Protocol):
     def failed(self, key: ServiceKey, error: Exception, at: float) -> None: ...
 
     def gone(self, key: ServiceKey) -> None: ...
-
-
-class PassListeners:
-    """Several listeners as one."""
-
-    def __init__(self, *those: PassListener) -> None:
-        self._those = those
-
-    def passed(self, key: ServiceKey, seen: CompletedPass) -> None:
-        for one in self._those:
-            one.passed(key, seen)
-
-    def failed(self, key: ServiceKey, error: Exception, at: float) -> None:
-        for one in self._those:
-            one.failed(key, error, at)
-
-    def gone(self, key: ServiceKey) -> None:
-        for one in self._those:
-            one.gone(key)
-
-
-class Nobody:
-    """Listens where nobody does."""
-
-    def passed(self, key: ServiceKey, seen: CompletedPass) -> None: ...
-
-    def failed(self, key: ServiceKey, error: Exception, at: float) -> None: ...
-
-    def gone(self, key: ServiceKey) -> None: ...

@@ -16,7 +16,7 @@ import msgspec
 from offramp_core.control.codec import from_json, parse_time, to_json
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.shared_pool import SharedPoolStatus
-from offramp_core.control.snapshot import NewConfig, NewRollout
+from offramp_core.control.snapshot import NewRollout
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.workers.pools import with_numbers
 from offramp_core.plan import Plan
@@ -77,11 +77,6 @@ def rollout_from_manifest(manifest: Mapping[str, Any]) -> Rollout:
         created_at=_created_at(manifest),
         status=status_from_manifest(RolloutStatus, manifest),
     )
-
-
-def config_spec(config: NewConfig) -> dict[str, Any]:
-    """``RampConfig.spec``: the plan and nothing else."""
-    return config.plan.to_mapping()
 
 
 def rollout_spec(service_name: str, rollout: NewRollout) -> dict[str, Any]:

@@ -286,13 +286,13 @@ class Observer:
             body = await self._get(endpoint, "/v1/observations", token, query)
             digest = hash(wire.without_time(body))
             if seen.observations is not None and digest == seen.digest:
-                _rested(seen, wire.decode_time(body))
+                _rested(seen, wire.decode(body, wire.Timed).now)
                 return
-            pulled = wire.decode_observations(body)
+            pulled = wire.decode(body, Observations)
             _check_same(pulled.uid, endpoint.uid)
             state = pulled.state
             if state is None:  # a worker of an earlier release
-                state, digest = wire.decode_state(await self._get(endpoint, "/v1/state", token, {})), 0
+                state, digest = wire.decode(await self._get(endpoint, "/v1/state", token, {}), WorkerState), 0
                 _check_same(state.uid, endpoint.uid)
             if pulled.boot_id != state.boot_id:
                 raise UnavailableError("the worker restarted between two answers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from offramp_core.control.decide import decide
@@ -17,7 +17,7 @@ from offramp_core.control.stable.watch import Watch
 from offramp_core.protocol import PlanDocument
 from offramp_core.reasons import ConditionType, Reason
 from offramp_core.tuning import TuningRequest, tune
-from offramp_operator.shell.listeners import CompletedPass, Nobody, PassListener
+from offramp_operator.shell.listeners import CompletedPass, PassListener
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.platform import ConflictError, Platform, ServiceKey
@@ -66,8 +66,8 @@ class Reconciler:
         Seconds since the epoch.
     decide, tune : callable
         The core's; arguments so that a test can watch the order of what is done with a decision.
-    listener : PassListener
-        Told about every pass; nothing it does comes back.
+    listeners : sequence of PassListener
+        Called with every pass; nothing they do comes back.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Reconciler:
         *,
         decide: Decide = decide,
         tune: Tune = tune,
-        listener: PassListener | None = None,
+        listeners: Sequence[PassListener] = (),
     ) -> None:
         self._platform = platform
         self._observer = observer
         self._key = key
         self._clock = clock
         self._decide = decide
-        self._listener = listener or Nobody()
+        self._listeners = tuple(listeners)
         self._tunings = Tunings(tune, clock)
         self._uids: dict[ServiceKey, str] = {}
         self._watched_since: dict[ServiceKey, float] = {}
@@ -118,7 +118,8 @@ class Reconciler:
             return CONFLICT_RETRY_SECONDS
         except Exception as error:
             self._able.discard(key)
-            self._listener.failed(key, error, self._clock())
+            for listener in self._listeners:
+                listener.failed(key, error, self._clock())
             raise
 
     def forget(self, key: ServiceKey) -> None:
@@ -132,7 +133,8 @@ class Reconciler:
         self._able.discard(key)
         self._tunings.forget(key)
         self._observer.forget(key)
-        self._listener.gone(key)
+        for listener in self._listeners:
+            listener.gone(key)
 
     # --- the pass ----------------------------------------------------------------------------------
 
@@ -182,7 +184,8 @@ class Reconciler:
         await self._set_going(key, gathered, observed, decision)
         self._able.add(key)
         tuning, now = self._tunings.of(key), self._clock()
-        self._listener.passed(key, CompletedPass(gathered, observed.workers, decision, now))
+        for listener in self._listeners:
+            listener.passed(key, CompletedPass(gathered, observed.workers, decision, now))
         wait = decision.requeue_after_seconds
         if tuning.running is not None or _lives(gathered):
             return min(wait, ACTIVE_REQUEUE_SECONDS)

@@ -12,7 +12,6 @@ import hmac
 import os
 import secrets
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -39,16 +38,6 @@ class SigningKey:
         self._public = base64.b64encode(self._private.public_key().public_bytes_raw()).decode()
 
     @classmethod
-    def from_seed(cls, seed: bytes) -> SigningKey:
-        """The key of 32 secret bytes (a Secret's content, a file's)."""
-        return cls(seed)
-
-    @classmethod
-    def generate(cls) -> SigningKey:
-        """A new random key."""
-        return cls(secrets.token_bytes(SEED_BYTES))
-
-    @classmethod
     def load_or_create(cls, path: Path) -> SigningKey:
         """The key kept in a file that only its owner may read; made on first use.
 
@@ -61,7 +50,8 @@ class SigningKey:
             return cls._load(path)
         except FileNotFoundError:
             seed = secrets.token_bytes(SEED_BYTES)
-            with _create_private(path) as file:
+            # Nobody but its owner could read the new file at any moment.
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(base64.b64encode(seed) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -99,8 +89,3 @@ class SigningKey:
 
     def __repr__(self) -> str:
         return f"SigningKey(public_key={self.public_key!r})"
-
-
-def _create_private(path: Path) -> BinaryIO:
-    """Open a new file for writing that nobody but its owner could read at any moment."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

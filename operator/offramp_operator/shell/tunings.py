@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from offramp_core.records import Records
@@ -24,7 +24,7 @@ class Tuning:
     """A tuning of one service: under way, finished and not yet decided upon, or none. ``not_before`` follows a
     crash."""
 
-    running: asyncio.Future[TuningOutcome] | None = None
+    running: Future[TuningOutcome] | None = None
     outcome: TuningOutcome | None = None
     crashes: int = 0
     not_before: float = 0.0
@@ -75,34 +75,19 @@ class Tunings:
         self.of(key).outcome = None
 
     def forget(self, key: ServiceKey) -> None:
-        tuning = self._by_key.pop(key, None)
-        if tuning is not None and tuning.running is not None:
-            tuning.running.cancel()  # the thread ends by itself, and its outcome goes nowhere
+        """A thread ends by itself, and its outcome goes nowhere."""
+        self._by_key.pop(key, None)
 
 
-def _in_daemon_thread(work: Callable[[], TuningOutcome], *, name: str) -> asyncio.Future[TuningOutcome]:
+def _in_daemon_thread(work: Callable[[], TuningOutcome], *, name: str) -> Future[TuningOutcome]:
     """Run in a thread that does not hold up the end of the process, as an executor's would."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[TuningOutcome] = loop.create_future()
-
-    def settle(outcome: TuningOutcome | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            assert outcome is not None
-            future.set_result(outcome)
+    future: Future[TuningOutcome] = Future()
 
     def run() -> None:
-        outcome: TuningOutcome | None = None
-        error: BaseException | None = None
         try:
-            outcome = work()
-        except BaseException as caught:
-            error = caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, outcome, error)
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future

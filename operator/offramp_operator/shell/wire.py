@@ -50,45 +50,23 @@ def encode(value: PlanDocument | SignedDocument | WorkerState | Observations) ->
     return msgspec.json.encode(value)
 
 
-def decode_state(body: bytes) -> WorkerState:
-    """Raises :class:`UnavailableError` when the body is not a worker's state."""
-    return _decode(body, WorkerState)
+def decode(body: str | bytes, kind: type[T]) -> T:
+    """A protocol value of its JSON. Raises :class:`UnavailableError` where it is none of this kind."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"not a {kind.__name__}: {error}") from error
 
 
-def decode_observations(body: bytes) -> Observations:
-    """Raises :class:`UnavailableError` when the body is not a worker's observations."""
-    return _decode(body, Observations)
+class Timed(msgspec.Struct):
+    """The worker's clock in its observations; nothing else of them is parsed."""
 
-
-class _Timed(msgspec.Struct):
     now: float
-
-
-def decode_time(body: bytes) -> float:
-    """The worker's clock in its observations; nothing else is parsed. Raises :class:`UnavailableError`."""
-    return _decode(body, _Timed).now
 
 
 def without_time(body: bytes) -> bytes:
     """What tells two answers with the same content apart from two with news: observations from their counts on."""
     return body[max(0, body.find(b'"counts"')) :]
-
-
-def decode_signed(body: bytes) -> SignedDocument:
-    """Raises :class:`UnavailableError` when the body is not a signed document."""
-    return _decode(body, SignedDocument)
-
-
-def decode_document(payload: str | bytes) -> PlanDocument:
-    """Raises :class:`UnavailableError` when the payload is not a plan document."""
-    return _decode(payload, PlanDocument)
-
-
-def _decode(body: str | bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnavailableError(f"not a {kind.__name__}: {error}") from error
 
 
 def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
