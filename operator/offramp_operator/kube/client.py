@@ -26,7 +26,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.resource import Resource
 
 from offramp_core.errors import OfframpError, UnavailableError
-from offramp_operator.kube.kinds import FIELD_MANAGER, Kind, Object, name_of, namespace_of
+from offramp_operator.kube.kinds import FIELD_MANAGER, Kind, Object, made, name_of, namespace_of
 from offramp_operator.kube.trim import read_event, read_page
 from offramp_operator.shell.platform import ConflictError
 
@@ -40,12 +40,9 @@ MAX_CONNECTIONS = 64  # kept open; more are closed after each call
 BUSY_ATTEMPTS = 4  # of a call that a busy server turns away
 BUSY_SECONDS = 2.0  # where it asks for no longer wait than this
 LIST_PAGE = 500
-# Reported as failures of the server's own.
+# Both are reported as failures of the server's own.
 UNDECLARED = "field not declared in schema"
-TOO_LARGE = (
-    "etcdserver: request is too large",
-    "trying to send message larger than max",
-)  # reported as a failure of the server's own
+TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 WATCH_SECONDS = 300  # the server ends a watch after this long; it goes on from where it was
 # The server sends a bookmark about every minute, so a watch that is silent for longer is dead.
 WATCH_SILENCE_SECONDS = 150.0
@@ -179,7 +176,7 @@ class KubeClient:
             page = await self._call(
                 "get", kind, namespace=namespace, label_selector=kind.selector or None, limit=LIST_PAGE, _continue=token
             )
-            items += [{"apiVersion": kind.api_version, "kind": kind.name, **item} for item in page.get("items") or ()]
+            items += [made(kind, **item) for item in page.get("items") or ()]
             token = page["metadata"].get("continue")
             if not token:
                 return items, int(page["metadata"]["resourceVersion"])

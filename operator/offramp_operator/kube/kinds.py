@@ -7,7 +7,6 @@ from typing import Any, cast
 
 GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
-GROUP_VERSION = f"{GROUP}/{VERSION}"
 FIELD_MANAGER = "offramp-operator"
 HANDOVER_MANAGER = "offramp-handover"  # holds what the operator gives away until another takes it
 
@@ -86,6 +85,16 @@ CHILDREN = (
     WORKER_CLASS,
 )
 WATCHED = (*OWN, *CHILDREN)
+
+
+def made(kind: Kind, **content: Any) -> Object:
+    """An object of a kind, or a reference to one."""
+    return {"apiVersion": kind.api_version, "kind": kind.name, **content}
+
+
+def owner_reference(kind: Kind, name: str, uid: str) -> Object:
+    """What the metadata of a child says of the object that it goes with."""
+    return made(kind, name=name, uid=uid, controller=True, blockOwnerDeletion=False)
 
 
 def uid_of(obj: Object) -> str:

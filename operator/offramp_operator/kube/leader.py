@@ -18,7 +18,7 @@ from typing import Any
 
 from offramp_core.errors import OfframpError
 from offramp_operator.kube.client import KubeClient
-from offramp_operator.kube.kinds import LEASE, Object
+from offramp_operator.kube.kinds import LEASE, Object, made
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ConflictError
 
@@ -236,18 +236,15 @@ class LeaderElector:
 
     def _new_lease(self) -> Object:
         settings = self._settings
-        return {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.name,
-            "metadata": self._with_page({"name": settings.name, "namespace": settings.namespace}),
-            "spec": {
-                "holderIdentity": settings.identity,
-                "leaseDurationSeconds": settings.duration_seconds,
-                "acquireTime": self._now(),
-                "renewTime": self._now(),
-                "leaseTransitions": 0,
-            },
+        about = self._with_page({"name": settings.name, "namespace": settings.namespace})
+        spec = {
+            "holderIdentity": settings.identity,
+            "leaseDurationSeconds": settings.duration_seconds,
+            "acquireTime": self._now(),
+            "renewTime": self._now(),
+            "leaseTransitions": 0,
         }
+        return made(LEASE, metadata=about, spec=spec)
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -21,11 +21,16 @@ from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
     CLASS_LABEL,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
     GROUP,
-    GROUP_VERSION,
     HTTP_ROUTE,
+    JOB,
     MANAGED_BY,
     MANAGED_BY_LABEL,
+    NETWORK_POLICY,
+    NETWORK_SERVICE,
     ON_TRIAL,
     POOL_LABEL,
     SERVICE,
@@ -33,7 +38,10 @@ from offramp_operator.kube.kinds import (
     TEMPLATE_ANNOTATION,
     VERSION_LABEL,
     WORKER_POOL_LABEL,
+    Kind,
     Object,
+    made,
+    owner_reference,
 )
 from offramp_operator.shell.platform import WorkerIdentity
 from offramp_operator.shell.variables import option_variables
@@ -66,6 +74,15 @@ CREDENTIAL_KEYS = (
     "ca.crt",
 )
 FETCH_CONTAINER = "fetch-bundle"
+FETCH_VARIABLES = (
+    "OFFRAMP_ADMIN_PORT",
+    "OFFRAMP_SERVICE",
+    "OFFRAMP_SERVICE_UID",
+    "OFFRAMP_PUBLIC_KEY",
+    "OFFRAMP_TOKEN_SHA256",
+    "OFFRAMP_MODEL_DIGEST",
+    "OFFRAMP_UID",
+)
 TRAINER_NAME = "offramp-trainer"
 TRAIN_CONTAINER = "train"
 TRAIN_COMMAND = ("python3", "-m", "offramp_worker.prepare.captured")
@@ -112,9 +129,7 @@ PLAIN_SELECTORS = (
     "topology.kubernetes.io/region",
     "topology.kubernetes.io/zone",
 )
-CONTAINER_FIELDS = ("imagePullPolicy",)
-
-
+TMP_MOUNT: Object = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 - of a container, and its own
 CONFINED: Object = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -262,17 +277,11 @@ def everybody_at_edge(service: Service) -> dict[str, str]:
     return {**everybody(service), "app.kubernetes.io/name": EDGE_NAME}
 
 
-def metadata(service: Service, name: str) -> Object:
-    """Metadata of a child. It goes when the service goes, which therefore needs no finalizer."""
-    owner = {
-        "apiVersion": GROUP_VERSION,
-        "kind": SERVICE.name,
-        "name": service.name,
-        "uid": service.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
-    return {"name": name, "namespace": service.namespace, "labels": labels(service), "ownerReferences": [owner]}
+def child(kind: Kind, service: Service, name: str, **content: Object) -> Object:
+    """An object of the service. It goes when the service goes, which therefore needs no finalizer."""
+    owner = owner_reference(SERVICE, service.name, service.uid)
+    about = {"name": name, "namespace": service.namespace, "labels": labels(service), "ownerReferences": [owner]}
+    return made(kind, metadata=about, **content)
 
 
 def check_bundle(service: Service) -> None:
@@ -313,23 +322,19 @@ def deployment(
     pod_metadata = _pod_metadata(service, trial=trial)
     template = template_digest(service, settings, trial=trial)
     annotations = {**pod_metadata.get("annotations", {}), TEMPLATE_ANNOTATION: template}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata(service, workers_name(service, trial=trial)),
-        "spec": {
-            **({} if replicas is None else {"replicas": replicas}),
-            "revisionHistoryLimit": 2,
-            "progressDeadlineSeconds": _start_seconds(service) + 60 + _fetch_seconds(service, settings),
-            "minReadySeconds": PROVEN_SECONDS,
-            "selector": {"matchLabels": selector(service, trial=trial)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling_update(service, strategy)},
-            "template": {
-                "metadata": pod_metadata | {"annotations": annotations},
-                "spec": pod_spec(service, identity, settings, trial=trial),
-            },
+    spec = {
+        **({} if replicas is None else {"replicas": replicas}),
+        "revisionHistoryLimit": 2,
+        "progressDeadlineSeconds": _start_seconds(service) + 60 + _fetch_seconds(service, settings),
+        "minReadySeconds": PROVEN_SECONDS,
+        "selector": {"matchLabels": selector(service, trial=trial)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling_update(service, strategy)},
+        "template": {
+            "metadata": pod_metadata | {"annotations": annotations},
+            "spec": pod_spec(service, identity, settings, trial=trial),
         },
     }
+    return child(DEPLOYMENT, service, workers_name(service, trial=trial), spec=spec)
 
 
 def _rolling_update(service: Service, strategy: UpdateStrategy) -> Object:
@@ -394,19 +399,15 @@ def _network_service(service: Service, name: str, chosen: dict[str, str]) -> Obj
         "protocol": "TCP",
         "appProtocol": "kubernetes.io/h2c",
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(service, name),
-        "spec": {
-            "type": "ClusterIP",
-            "selector": chosen,
-            "ports": [
-                {"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
-                *([grpc] if "GRPC" in service.spec.protocols else []),
-            ],
-        },
+    spec = {
+        "type": "ClusterIP",
+        "selector": chosen,
+        "ports": [
+            {"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
+            *([grpc] if "GRPC" in service.spec.protocols else []),
+        ],
     }
+    return child(NETWORK_SERVICE, service, name, spec=spec)
 
 
 def version_weights(service: Service, *, share: int) -> dict[str, int]:
@@ -423,32 +424,24 @@ def http_route(service: Service, route: Route, *, weights: Mapping[str, int]) ->
         "matches": [{"path": {"type": "PathPrefix", "value": API_PATH}}],
         "backendRefs": [{"name": name, "port": HTTP_PORT, "weight": weight} for name, weight in weights.items()],
     }
-    return {
-        "apiVersion": HTTP_ROUTE.api_version,
-        "kind": HTTP_ROUTE.name,
-        "metadata": metadata(service, service.name),
-        "spec": {
-            "parentRefs": [dict(parent) for parent in route.parents],
-            **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
-            "rules": [rule],
-        },
+    spec = {
+        "parentRefs": [dict(parent) for parent in route.parents],
+        **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
+        "rules": [rule],
     }
+    return child(HTTP_ROUTE, service, service.name, spec=spec)
 
 
 def disruption_budget(service: Service, *, edges: bool = False) -> Object:
     """A drain takes one worker at a time, or as many as the user allows; a single worker may go, because nothing can be
     promised for it. Workers at the edge have one of their own: a site that is offline must not hold up the core."""
     allowed = str((service.spec.worker.get("disruptionBudget") or {}).get("maxUnavailable", 1))
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(service, edges_name(service.name) if edges else service.name),
-        "spec": {
-            "maxUnavailable": allowed if allowed.endswith("%") else int(allowed),
-            "selector": {"matchLabels": everybody_at_edge(service) if edges else everybody(service)},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
+    spec = {
+        "maxUnavailable": allowed if allowed.endswith("%") else int(allowed),
+        "selector": {"matchLabels": everybody_at_edge(service) if edges else everybody(service)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
+    return child(DISRUPTION_BUDGET, service, edges_name(service.name) if edges else service.name, spec=spec)
 
 
 def network_policy(
@@ -467,17 +460,13 @@ def network_policy(
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator.namespace}},
         "podSelector": {"matchLabels": dict(operator.labels)},
     }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(service, network_policy_name(service.name)),
-        "spec": {
-            "podSelector": _guarded(service),
-            "policyTypes": ["Ingress"] if allow_egress else ["Ingress", "Egress"],
-            "ingress": [{"ports": public}, {"from": [peer], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]}],
-            **({"egress": _fetch_egress(delivery)} if fetched else {}),
-        },
+    spec = {
+        "podSelector": _guarded(service),
+        "policyTypes": ["Ingress"] if allow_egress else ["Ingress", "Egress"],
+        "ingress": [{"ports": public}, {"from": [peer], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]}],
+        **({"egress": _fetch_egress(delivery)} if fetched else {}),
     }
+    return child(NETWORK_POLICY, service, network_policy_name(service.name), spec=spec)
 
 
 def _guarded(service: Service) -> Object:
@@ -496,16 +485,12 @@ def edges_network_policy(service: Service) -> Object:
         "to": [{"podSelector": {"matchLabels": everybody(service)}}],
         "ports": [{"port": "http", "protocol": "TCP"}],
     }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(service, edges_name(service.name)),
-        "spec": {
-            "podSelector": {"matchLabels": everybody_at_edge(service)},
-            "policyTypes": ["Egress"],
-            "egress": [{"ports": _dns()}, core],
-        },
+    spec = {
+        "podSelector": {"matchLabels": everybody_at_edge(service)},
+        "policyTypes": ["Egress"],
+        "egress": [{"ports": _dns()}, core],
     }
+    return child(NETWORK_POLICY, service, edges_name(service.name), spec=spec)
 
 
 def _dns() -> list[Object]:
@@ -531,12 +516,8 @@ def model_config_map(service: Service) -> Object | None:
     """
     if not service.status.models:
         return None
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(service, model_name(service.name)),
-        "data": {_uri_key(model.uri): model.digest for model in service.status.models},
-    }
+    digests = {_uri_key(model.uri): model.digest for model in service.status.models}
+    return child(CONFIG_MAP, service, model_name(service.name), data=digests)
 
 
 def _uri_key(uri: str) -> str:
@@ -553,28 +534,19 @@ def autoscaler(service: Service, wanted: Autoscaling, *, fewest: int, frozen: bo
             "target": {"type": "AverageValue", "averageValue": str(wanted.target_in_flight)},
         },
     }
-    return {
-        "apiVersion": AUTOSCALER.api_version,
-        "kind": AUTOSCALER.name,
-        "metadata": metadata(service, service.name),
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.name},
-            "minReplicas": fewest,
-            "maxReplicas": wanted.max_replicas,
-            "metrics": [metric],
-            "behavior": {"scaleDown": {"selectPolicy": "Disabled" if frozen else "Max"}},
-        },
+    spec = {
+        "scaleTargetRef": made(DEPLOYMENT, name=service.name),
+        "minReplicas": fewest,
+        "maxReplicas": wanted.max_replicas,
+        "metrics": [metric],
+        "behavior": {"scaleDown": {"selectPolicy": "Disabled" if frozen else "Max"}},
     }
+    return child(AUTOSCALER, service, service.name, spec=spec)
 
 
 def plan_config_map(service: Service, *, document: str, epoch: int) -> Object:
     """The signed plan as workers read it, and its epoch for people."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(service, plan_name(service.name)),
-        "data": {PLAN_KEY: document, "epoch": str(epoch)},
-    }
+    return child(CONFIG_MAP, service, plan_name(service.name), data={PLAN_KEY: document, "epoch": str(epoch)})
 
 
 def training_job(service: Service, order: TrainingOrder, settings: WorkerSettings) -> Object:
@@ -586,21 +558,19 @@ def training_job(service: Service, order: TrainingOrder, settings: WorkerSetting
         There is no store, or no pod can be given the bundle.
     """
     own = {**labels(service), "app.kubernetes.io/name": TRAINER_NAME}  # not the selector's: no request may get here
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata(service, training_name(service.name, order.since)) | {"labels": own},
-        "spec": {
-            "backoffLimit": 0,  # the next attempt is a decision, on inputs captured anew
-            "activeDeadlineSeconds": TRAIN_SECONDS,
-            "ttlSecondsAfterFinished": TRAINED_SECONDS,
-            # A drained node is no failure; the captures are still there.
-            "podFailurePolicy": {
-                "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
-            },
-            "template": {"metadata": {"labels": own}, "spec": _training_pod(service, order, settings)},
+    spec = {
+        "backoffLimit": 0,  # the next attempt is a decision, on inputs captured anew
+        "activeDeadlineSeconds": TRAIN_SECONDS,
+        "ttlSecondsAfterFinished": TRAINED_SECONDS,
+        # A drained node is no failure; the captures are still there.
+        "podFailurePolicy": {
+            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
         },
+        "template": {"metadata": {"labels": own}, "spec": _training_pod(service, order, settings)},
     }
+    job = child(JOB, service, training_name(service.name, order.since), spec=spec)
+    job["metadata"]["labels"] = own
+    return job
 
 
 def _training_pod(service: Service, order: TrainingOrder, settings: WorkerSettings) -> Object:
@@ -617,9 +587,9 @@ def _training_pod(service: Service, order: TrainingOrder, settings: WorkerSettin
         "--seed": str(order.attempt),
     }
     threads = [{"name": name, "value": "1"} for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
-    policy = spec.worker.get("imagePullPolicy")
+    sets, captures = _store_mounts(service)
     container = {
-        **({"imagePullPolicy": policy} if policy else {}),
+        **_pull_policy(service),
         "name": TRAIN_CONTAINER,
         "image": settings.image,
         "command": [*TRAIN_COMMAND, *(part for option in options.items() for part in option)],
@@ -630,9 +600,9 @@ def _training_pod(service: Service, order: TrainingOrder, settings: WorkerSettin
         "securityContext": CONFINED,
         "volumeMounts": [
             _bundle_mount(service),
-            {"name": "store", "mountPath": RAMP_SETS_PATH, "subPath": _store_path(service, "ramp-sets")},
-            {"name": "store", "mountPath": CAPTURES_PATH, "subPath": _store_path(service, "captures")},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of a container, and its own
+            sets,
+            captures,
+            TMP_MOUNT,
         ],
     }
     return {
@@ -658,16 +628,20 @@ def _store_volume(service: Service) -> Object:
     return {"name": "store", "persistentVolumeClaim": {"claimName": service.spec.store_claim}}
 
 
-def _store_path(service: Service, part: str) -> str:
-    return f"{STORE_FOLDER}/{service.name}/{part}"
+def _store_mounts(service: Service) -> tuple[Object, Object]:
+    """Where the store's ramp sets are, and its captures."""
+    folder = f"{STORE_FOLDER}/{service.name}"
+    return (
+        {"name": "store", "mountPath": RAMP_SETS_PATH, "subPath": f"{folder}/ramp-sets"},
+        {"name": "store", "mountPath": CAPTURES_PATH, "subPath": f"{folder}/captures"},
+    )
 
 
-def _store_mounts(service: Service) -> list[Object]:
+def _worker_store_mounts(service: Service) -> list[Object]:
     """Ramp sets to be read, and with live training a folder for captures, where workers write and never read."""
     if service.spec.store_claim is None:
         return []
-    sets = {"name": "store", "mountPath": RAMP_SETS_PATH, "subPath": _store_path(service, "ramp-sets")}
-    captures = {"name": "store", "mountPath": CAPTURES_PATH, "subPath": _store_path(service, "captures")}
+    sets, captures = _store_mounts(service)
     return [sets | {"readOnly": True}, *([captures] if service.spec.training == "LiveTraffic" else [])]
 
 
@@ -743,9 +717,8 @@ def _scratch_volumes(service: Service) -> list[Object]:
 
 
 def _scratch_mounts(service: Service) -> list[Object]:
-    tmp = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 - of a container, and its own
     shared = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
-    return [tmp, *([shared] if service.spec.worker.get("sharedMemory") else [])]
+    return [TMP_MOUNT, *([shared] if service.spec.worker.get("sharedMemory") else [])]
 
 
 def _devices(service: Service) -> bool:
@@ -800,22 +773,13 @@ def _fetch_container(service: Service, identity: WorkerIdentity, settings: Worke
     given = [part for name, value in options.items() if value for part in (name, value)]
     private = ["--allow-private-networks"] if delivery.allow_private_networks else []
     secret = [{"name": "credentials", "mountPath": CREDENTIALS_PATH, "readOnly": True}] if spec.model_secret else []
-    known = {
-        "OFFRAMP_ADMIN_PORT",
-        "OFFRAMP_SERVICE",
-        "OFFRAMP_SERVICE_UID",
-        "OFFRAMP_PUBLIC_KEY",
-        "OFFRAMP_TOKEN_SHA256",
-    }
-    known |= {"OFFRAMP_MODEL_DIGEST", "OFFRAMP_UID"}
-    policy = spec.worker.get("imagePullPolicy")
     return {
-        **({"imagePullPolicy": policy} if policy else {}),
+        **_pull_policy(service),
         **({"resources": resources} if (resources := _fetch_resources(spec.worker.get("resources") or {})) else {}),
         "name": FETCH_CONTAINER,
         "image": settings.image,
         "command": [WORKER_NAME, "fetch", "--to", f"{BUNDLE_PATH}/{CONTENT}", *given, *private, "--", spec.model_uri],
-        "env": [entry for entry in _environment(service, identity) if entry["name"] in known],
+        "env": [entry for entry in _environment(service, identity) if entry["name"] in FETCH_VARIABLES],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONFINED,
         "volumeMounts": [{"name": "bundle", "mountPath": BUNDLE_PATH}, *secret],
@@ -839,7 +803,7 @@ def _container(service: Service, identity: WorkerIdentity, settings: WorkerSetti
     worker = service.spec.worker
     grpc = {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"}
     return {
-        **{name: worker[name] for name in CONTAINER_FIELDS if worker.get(name)},
+        **_pull_policy(service),
         **_resources(worker),
         "name": CONTAINER,
         "image": worker.get("image") or settings.image,
@@ -865,9 +829,14 @@ def _container(service: Service, identity: WorkerIdentity, settings: WorkerSetti
             {"name": "plan", "mountPath": PLAN_FOLDER, "readOnly": True},
             {"name": "state", "mountPath": STATE_PATH},
             *_scratch_mounts(service),
-            *_store_mounts(service),
+            *_worker_store_mounts(service),
         ],
     }
+
+
+def _pull_policy(service: Service) -> Object:
+    policy = service.spec.worker.get("imagePullPolicy")
+    return {"imagePullPolicy": policy} if policy else {}
 
 
 def _resources(worker: Mapping[str, Any]) -> Object:

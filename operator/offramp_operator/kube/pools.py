@@ -33,14 +33,12 @@ def in_words_of(message: str, index: int) -> str:
 
 def has_followed(deployment: Object) -> bool:
     """Whether no pod of an earlier template is left, so that the next pool may be changed."""
-    meta, status = deployment["metadata"], deployment.get("status") or {}
-    seen = int(status.get("observedGeneration") or 0) >= int(meta.get("generation") or 0)
-    return seen and int(status.get("updatedReplicas") or 0) == int(status.get("replicas") or 0)
+    return _is_observed(deployment) and count(deployment, "updatedReplicas") == count(deployment, "replicas")
 
 
 def serves(deployment: Object) -> bool:
     """Whether any of its pods is ready."""
-    return _count(deployment, "readyReplicas") > 0
+    return count(deployment, "readyReplicas") > 0
 
 
 def take_over(service: Service, wanted: Mapping[str, Object | None], trial: Object | None) -> bool:
@@ -91,13 +89,13 @@ def replicas_of(deployment: Object | None) -> int:
 
 def _available(deployment: Object | None) -> int:
     """Its available workers, once its controller has seen what it is asked for."""
-    return 0 if deployment is None or not _is_observed(deployment) else _count(deployment, "availableReplicas")
+    return 0 if deployment is None or not _is_observed(deployment) else count(deployment, "availableReplicas")
 
 
 def _is_observed(deployment: Object) -> bool:
-    seen = int((deployment.get("status") or {}).get("observedGeneration") or 0)
-    return seen >= int(deployment["metadata"].get("generation") or 0)
+    return count(deployment, "observedGeneration") >= int(deployment["metadata"].get("generation") or 0)
 
 
-def _count(deployment: Object, name: str) -> int:
+def count(deployment: Object, name: str) -> int:
+    """A number in a Deployment's status, such as ``readyReplicas``."""
     return int((deployment.get("status") or {}).get(name) or 0)

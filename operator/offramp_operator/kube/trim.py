@@ -28,6 +28,7 @@ from offramp_operator.kube.kinds import (
     WORKER_POOL,
     Kind,
     Object,
+    made,
 )
 from offramp_operator.kube.manifests import CONTAINER
 
@@ -216,7 +217,7 @@ def read_event(kind: Kind, line: bytes) -> tuple[str, Object]:
 
 
 def _object(kind: Kind, item: msgspec.Struct) -> Object:
-    return trim(kind, {"apiVersion": kind.api_version, "kind": kind.name, **msgspec.to_builtins(item)})
+    return trim(kind, made(kind, **msgspec.to_builtins(item)))
 
 
 class _Versioned(msgspec.Struct):

@@ -93,13 +93,7 @@ class ObjectStore:
         ConflictError
             There is no such object (any more).
         """
-        with self._locked():
-            manifest = self._existing(kind, name)
-            if manifest["spec"] != spec:
-                manifest["spec"] = dict(spec)
-                manifest["metadata"]["generation"] += 1
-                self._write(kind, name, _next_version(manifest))
-            return manifest
+        return self.update(kind, name, lambda manifest: manifest.update(spec=dict(spec)))
 
     def update(self, kind: str, name: str, change: Callable[[Manifest], None]) -> Manifest:
         """Let ``change`` edit the object in place; nobody else writes meanwhile. What it raises leaves the object as it

@@ -248,7 +248,10 @@ class Reconciler:
         await self._write_status(gathered, decision.status)
         if decision.status.tuning != gathered.service.status.tuning:
             self._tunings.digested(key)
-        await self._delete(gathered, decision)
+        for name in decision.delete_rollouts:
+            await self._platform.delete_rollout(gathered.service, name)
+        for name in decision.delete_configs:
+            await self._platform.delete_config(gathered.service, name)
 
     async def _set_going(self, key: ServiceKey, gathered: Gathered, observed: Observed, decision: Decision) -> None:
         """Begin what takes its time, and tell people."""
@@ -312,12 +315,6 @@ class Reconciler:
                 labels=status.tuning.labels,
                 needed=status.tuning.labels_needed,
             )
-
-    async def _delete(self, gathered: Gathered, decision: Decision) -> None:
-        for name in decision.delete_rollouts:
-            await self._platform.delete_rollout(gathered.service, name)
-        for name in decision.delete_configs:
-            await self._platform.delete_config(gathered.service, name)
 
     async def _publish(
         self, key: ServiceKey, gathered: Gathered, observed: Observed, document: PlanDocument | None

@@ -24,6 +24,7 @@ from offramp_operator.kube.kinds import (
     SERVICE,
     Kind,
     Object,
+    made,
     name_of,
     namespace_of,
     owner_of,
@@ -129,12 +130,8 @@ class Children:
         What nobody but the operator holds would vanish with its next apply, and the default is one worker. Source:
         "Transferring ownership" in the Kubernetes documentation of server-side apply.
         """
-        body = {
-            "apiVersion": DEPLOYMENT.api_version,
-            "kind": DEPLOYMENT.name,
-            "metadata": {"name": name_of(live), "namespace": namespace_of(live)},
-            "spec": {"replicas": replicas},
-        }
+        about = {"name": name_of(live), "namespace": namespace_of(live)}
+        body = made(DEPLOYMENT, metadata=about, spec={"replicas": replicas})
         return await self._client.apply(DEPLOYMENT, on_version_of(live, body), manager=HANDOVER_MANAGER)
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from offramp_core.control.snapshot import Event
 from offramp_core.errors import OfframpError
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient, Lane
-from offramp_operator.kube.kinds import EVENT, GROUP_VERSION, ROLLOUT, SERVICE, Kind, Object, uid_of
+from offramp_operator.kube.kinds import EVENT, ROLLOUT, SERVICE, Object, made, uid_of
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ConflictError
 
@@ -33,10 +33,11 @@ class EventPoster:
     async def emit(self, service: Service, event: Event) -> None:
         """Post an Event about the service, and one about the rollout. One that is lost is logged and changes
         nothing."""
-        about = [_reference(SERVICE, service.namespace, service.name, service.uid)]
+        about = [made(SERVICE, name=service.name, namespace=service.namespace, uid=service.uid)]
         rollout = self._cache.get(ROLLOUT, service.namespace, event.rollout) if event.rollout else None
         if rollout is not None:
-            about.insert(0, _reference(ROLLOUT, service.namespace, event.rollout, uid_of(rollout)))
+            of_rollout = made(ROLLOUT, name=event.rollout, namespace=service.namespace, uid=uid_of(rollout))
+            about.insert(0, of_rollout)
         for regarding in about:
             related = next((other for other in about if other is not regarding), None)
             await self._post(self._event(event, regarding, related))
@@ -46,23 +47,22 @@ class EventPoster:
         # The same transition reported by two processes, or again after a restart, has the same name and is there
         # already.
         same = f"{regarding['uid']}/{event.reason}/{event.message}/{int(now // SAME_EVENT_SECONDS)}"
-        return {
-            "apiVersion": EVENT.api_version,
-            "kind": EVENT.name,
-            "metadata": {
+        return made(
+            EVENT,
+            metadata={
                 "name": f"{regarding['name']}.{hashlib.sha256(same.encode()).hexdigest()[:16]}",
                 "namespace": regarding["namespace"],
             },
-            "eventTime": datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-            "reportingController": REPORTER,
-            "reportingInstance": self._instance[:128],
-            "action": event.reason,
-            "reason": event.reason,
-            "note": event.message[:EVENT_MESSAGE_LIMIT],
-            "type": "Warning" if event.warning else "Normal",
-            "regarding": regarding,
+            eventTime=datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            reportingController=REPORTER,
+            reportingInstance=self._instance[:128],
+            action=event.reason,
+            reason=event.reason,
+            note=event.message[:EVENT_MESSAGE_LIMIT],
+            type="Warning" if event.warning else "Normal",
+            regarding=regarding,
             **({"related": related} if related is not None else {}),
-        }
+        )
 
     async def _post(self, body: Object) -> None:
         try:
@@ -73,7 +73,3 @@ class EventPoster:
             about = f"{body['regarding']['namespace']}/{body['regarding']['name']}"
             message = f"{about}: Event {body['reason']} was not posted: {error}"
             log_event("event-lost", message, level=logging.WARNING, service=about)
-
-
-def _reference(kind: Kind, namespace: str, name: str, uid: str) -> Object:
-    return {"apiVersion": GROUP_VERSION, "kind": kind.name, "name": name, "namespace": namespace, "uid": uid}

@@ -22,7 +22,7 @@ from offramp_operator.kube.platform import memory as memories
 from offramp_operator.kube.platform.children import Children, NameTakenError
 from offramp_operator.kube.platform.handover import has_edges, left_to_route
 from offramp_operator.kube.platform.memory import Memory, Problem, key_of
-from offramp_operator.kube.pools import in_pools
+from offramp_operator.kube.pools import count, in_pools
 from offramp_operator.kube.trim import content
 from offramp_operator.shell.log import log_event
 
@@ -145,7 +145,7 @@ class GatewayRoutes:
         live = self._cache.get(DEPLOYMENT, service.namespace, name)
         if live is None or not pods.controls(service.uid, live):
             return 0
-        return int((live.get("status") or {}).get(counted) or 0)
+        return count(live, counted)
 
     def _route(self, service: Service) -> Object | None:
         obj = self._cache.get(HTTP_ROUTE, service.namespace, service.name)

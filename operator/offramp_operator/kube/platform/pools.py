@@ -18,7 +18,7 @@ from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
 from offramp_operator.kube.pods import endpoints
-from offramp_operator.kube.pools import has_followed, in_pools, replicas_of, serves
+from offramp_operator.kube.pools import count, has_followed, in_pools, replicas_of, serves
 from offramp_operator.kube.trim import content
 from offramp_operator.shell.platform import WorkerIdentity
 
@@ -165,5 +165,4 @@ def on_probation(live: Object) -> bool:
     next one, it is taken away with the rest, although it may be all that serves. Source: ``cleanupUnhealthyReplicas``
     of the Deployment controller.
     """
-    status = live.get("status") or {}
-    return int(status.get("readyReplicas") or 0) > int(status.get("availableReplicas") or 0)
+    return count(live, "readyReplicas") > count(live, "availableReplicas")

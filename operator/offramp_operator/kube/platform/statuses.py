@@ -18,7 +18,6 @@ from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient, Lane
 from offramp_operator.kube.kinds import (
     CONFIG,
-    GROUP_VERSION,
     MANAGED_BY,
     MANAGED_BY_LABEL,
     ROLLOUT,
@@ -26,6 +25,7 @@ from offramp_operator.kube.kinds import (
     SERVICE_LABEL,
     Kind,
     Object,
+    made,
     name_of,
     namespace_of,
     uid_of,
@@ -76,13 +76,8 @@ class Statuses:
         await self.create(service, ROLLOUT, rollout.name, rollout_spec(service.name, rollout))
 
     async def create(self, service: Service, kind: Kind, name: str, spec: Mapping[str, object]) -> None:
-        body = {
-            "apiVersion": GROUP_VERSION,
-            "kind": kind.name,
-            "metadata": manifests.metadata(service, name)
-            | {"labels": {MANAGED_BY_LABEL: MANAGED_BY, SERVICE_LABEL: service.name}},
-            "spec": dict(spec),
-        }
+        body = manifests.child(kind, service, name, spec=dict(spec))
+        body["metadata"]["labels"] = {MANAGED_BY_LABEL: MANAGED_BY, SERVICE_LABEL: service.name}
         # Never an apply: it would take over what an earlier service of that name left behind, with its status.
         try:
             written = await self._client.create(kind, body, lane=Lane.STATUSES)
@@ -120,12 +115,8 @@ class Statuses:
             return
         memory = self._memories.of(key, uid)
         version = memory.versions.get((kind, name), version_text(live))
-        body = {
-            "apiVersion": kind.api_version,
-            "kind": kind.name,
-            "metadata": {"name": name, "namespace": key.namespace, "uid": uid_of(live), "resourceVersion": version},
-            "status": status_json(status),
-        }
+        about = {"name": name, "namespace": key.namespace, "uid": uid_of(live), "resourceVersion": version}
+        body = made(kind, metadata=about, status=status_json(status))
         written = await self._children.swap(kind, body, subresource="status", lane=Lane.STATUSES)
         memory.versions[kind, name] = version_text(written)
 

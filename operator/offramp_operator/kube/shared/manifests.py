@@ -8,13 +8,13 @@ import json
 from offramp_operator.kube import manifests
 from offramp_operator.kube.kinds import (
     CLASS_LABEL,
-    GROUP_VERSION,
     MANAGED_BY,
     MANAGED_BY_LABEL,
     TEMPLATE_ANNOTATION,
     WORKER_POOL,
     WORKER_POOL_LABEL,
     Object,
+    owner_reference,
 )
 from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.shared.pool import SharedPool
@@ -73,19 +73,11 @@ def network_policy(pool: SharedPool, settings: WorkerSettings) -> Object | None:
 
 
 def _metadata(pool: SharedPool) -> Object:
-    owner = {
-        "apiVersion": GROUP_VERSION,
-        "kind": WORKER_POOL.name,
-        "name": pool.name,
-        "uid": pool.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
     return {
         "name": workers_name(pool.name),
         "namespace": pool.namespace,
         "labels": selector(pool),
-        "ownerReferences": [owner],
+        "ownerReferences": [owner_reference(WORKER_POOL, pool.name, pool.uid)],
     }
 
 

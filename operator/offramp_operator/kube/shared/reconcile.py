@@ -24,6 +24,7 @@ from offramp_operator.kube.kinds import (
     POD,
     WORKER_POOL,
     Object,
+    made,
     name_of,
     uid_of,
 )
@@ -220,12 +221,8 @@ class PoolReconciler:
         if status_from_manifest(SharedPoolStatus, obj) == status:
             return
         meta = obj["metadata"]
-        body = {
-            "apiVersion": WORKER_POOL.api_version,
-            "kind": WORKER_POOL.name,
-            "metadata": {n: meta[n] for n in ("name", "namespace", "uid")} | {"resourceVersion": version_text(obj)},
-            "status": status_json(status),
-        }
+        about = {n: meta[n] for n in ("name", "namespace", "uid")} | {"resourceVersion": version_text(obj)}
+        body = made(WORKER_POOL, metadata=about, status=status_json(status))
         await self._children.swap(WORKER_POOL, body, subresource="status", lane=Lane.STATUSES)
 
     async def _report(self, obj: Object, condition: Condition) -> None:
