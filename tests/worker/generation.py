@@ -60,14 +60,14 @@ class GenerationServer:
         self.door = Door(self.worker, hub, self.budget, 1024 * 1024)
         self.worker.load()
         protocol = connections(self.settings, budget=self.budget)
-        server, task = await listen("public", generation_app(self.worker, self.door), "127.0.0.1", 0, protocol=protocol)
+        server = await listen("public", generation_app(self.worker, self.door), "127.0.0.1", 0, protocol=protocol)
         self.port = server.bound_port
         self._started.set()
         await self._stop.wait()
         self.worker.drain()
         server.should_exit = True
         self.worker.end_answers()
-        await task
+        await server.close()
         await asyncio.to_thread(self.worker.finish, seconds=30)
 
     def _load(self, folder: Path, *, threads: int, cache_bytes: int) -> Loaded:

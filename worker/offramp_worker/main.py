@@ -58,7 +58,10 @@ KEEP_ALIVE_SECONDS = 75
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: two servers run in one process, and :func:`serve` decides when they end."""
+    """uvicorn without its signal handlers: two servers run in one process, and :func:`serve` decides when they end.
+    ``serving`` ends with it."""
+
+    serving: asyncio.Task[None]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -67,6 +70,11 @@ class Server(uvicorn.Server):
     @property
     def bound_port(self) -> int:
         return int(self.servers[0].sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Take no more connections; returns when the requests under way have ended."""
+        self.should_exit = True
+        await self.serving
 
 
 def main() -> None:
@@ -137,7 +145,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
     inference, budget = Inference(worker, front), ByteBudget(settings.max_bodies_bytes)
     app = public_app(worker, front)
-    public, public_task = await listen(
+    public = await listen(
         "public",
         EdgeDoor(worker, front, app) if settings.takes_edges else app,
         settings.host,
@@ -147,15 +155,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         ),
     )
     rpc = await _listen_grpc(worker, front)
-    admin, admin_task = None, None
-    if settings.has_control_plane:
-        admin, admin_task = await listen(
-            "admin",
-            admin_app(worker),
-            settings.host,
-            settings.admin_port,
-            protocol=connections(settings, budget=budget),
-        )
+    admin = await listen_admin(admin_app(worker), settings, budget) if settings.has_control_plane else None
     try:
         await load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
     finally:
@@ -165,13 +165,12 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         public.should_exit = True
         if rpc is not None:
             await rpc.stop(REPLY_SECONDS)
-        await public_task
+        await public.close()
         # The admin port outlives the public one, so that the last audits can still be pulled.
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
         await until_pulled(worker, until=min(deadline, loop.time() + TELL_SECONDS))
-        if admin is not None and admin_task is not None:
-            admin.should_exit = True
-            await admin_task
+        if admin is not None:
+            await admin.close()
         if worker.tracing is not None:
             await asyncio.to_thread(worker.tracing.close)
         log_event("stopped", requests=worker.metrics.request_outcomes(), rows=worker.metrics.row_outcomes())
@@ -261,9 +260,13 @@ async def _sweep(server: Server) -> None:
                 connection.expire(now, stood_still=stood_still)
 
 
-async def listen(
-    name: str, app: App | FastAPI, host: str, port: int, *, protocol: Any
-) -> tuple[Server, asyncio.Task[None]]:
+async def listen_admin(app: App | FastAPI, settings: Settings, budget: ByteBudget) -> Server:
+    """Open the admin port."""
+    protocol = connections(settings, budget=budget)
+    return await listen("admin", app, settings.host, settings.admin_port, protocol=protocol)
+
+
+async def listen(name: str, app: App | FastAPI, host: str, port: int, *, protocol: Any) -> Server:
     """Open a port and serve ``app`` there. ``protocol`` makes what handles a connection."""
     config = uvicorn.Config(
         app,
@@ -281,15 +284,15 @@ async def listen(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     server = Server(config)
-    task = asyncio.create_task(_serve_port(server, name, port))
-    while not server.started and not task.done():
+    server.serving = asyncio.create_task(_serve_port(server, name, port))
+    while not server.started and not server.serving.done():
         await asyncio.sleep(STARTED_POLL_SECONDS)
-    if task.done():
-        await task  # raises what went wrong
+    if server.serving.done():
+        await server.serving  # raises what went wrong
     sweeper = asyncio.create_task(_sweep(server))
-    task.add_done_callback(lambda _: sweeper.cancel())
+    server.serving.add_done_callback(lambda _: sweeper.cancel())
     log_event("listening", name=name, host=host, port=server.bound_port)
-    return server, task
+    return server
 
 
 async def _listen_grpc(worker: InferenceWorker, front: Front) -> Any:

@@ -27,7 +27,7 @@ from offramp_worker.fetch.source import shown, source
 from offramp_worker.http.admin import admin_app
 from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event, route_library_logs
-from offramp_worker.main import connections, listen
+from offramp_worker.main import listen_admin
 from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.worker import InferenceWorker
 
@@ -106,19 +106,13 @@ class _AdminPort:
 
     async def _serve(self) -> None:
         try:
-            server, task = await listen(
-                "admin",
-                admin_app(self._worker),
-                self._settings.host,
-                self._settings.admin_port,
-                protocol=connections(self._settings, budget=ByteBudget(self._settings.max_bodies_bytes)),
-            )
+            budget = ByteBudget(self._settings.max_bodies_bytes)
+            server = await listen_admin(admin_app(self._worker), self._settings, budget)
         except InvalidArgumentError as error:
             log_event("progress-untold", level="warning", reason=str(error))  # the bundle matters more
             return
         await asyncio.to_thread(self._stop.wait)
-        server.should_exit = True
-        await task
+        await server.close()
 
 
 def _last_words(file: Path | None, text: str) -> None:

@@ -25,6 +25,7 @@ from offramp_worker.main import (
     TELL_SECONDS,
     connections,
     listen,
+    listen_admin,
     load_and_wait,
     on_signals,
     tell,
@@ -60,22 +61,9 @@ async def serve_generation(settings: Settings, *, stay_up_broken: bool, load: Lo
     on_signals(loop, stop)
     budget = ByteBudget(settings.max_bodies_bytes)
     door = Door(worker, hub, budget, min(settings.max_body_bytes, MAX_BODY_BYTES))
-    public, public_task = await listen(
-        "public",
-        generation_app(worker, door),
-        settings.host,
-        settings.port,
-        protocol=connections(settings, budget=budget),
-    )
-    admin, admin_task = None, None
-    if settings.has_control_plane:
-        admin, admin_task = await listen(
-            "admin",
-            admin_app(worker),
-            settings.host,
-            settings.admin_port,
-            protocol=connections(settings, budget=budget),
-        )
+    protocol = connections(settings, budget=budget)
+    public = await listen("public", generation_app(worker, door), settings.host, settings.port, protocol=protocol)
+    admin = await listen_admin(admin_app(worker), settings, budget) if settings.has_control_plane else None
     try:
         await load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
     finally:
@@ -84,12 +72,11 @@ async def serve_generation(settings: Settings, *, stay_up_broken: bool, load: Lo
         deadline = loop.time() + settings.drain_seconds
         public.should_exit = True
         loop.call_later(REPLY_SECONDS - WORDS_SECONDS, worker.end_answers)
-        await public_task
+        await public.close()
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
         await until_pulled(worker, until=min(deadline, loop.time() + TELL_SECONDS))
-        if admin is not None and admin_task is not None:
-            admin.should_exit = True
-            await admin_task
+        if admin is not None:
+            await admin.close()
         log_event("stopped", answers=worker.metrics.outcomes())
     if worker.lost:
         raise ExecutorLostError(worker.lost)

@@ -14,6 +14,7 @@ from offramp_worker.main import (
     TELL_SECONDS,
     connections,
     listen,
+    listen_admin,
     on_signals,
     tracing_of,
     until_pulled,
@@ -45,7 +46,7 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
     repository.begin(unload_idle(repository))
     on_signals(loop, stop)
     inference, budget = SharedInference(repository), repository.bodies
-    public, public_task = await listen(
+    public = await listen(
         "public",
         public_port(repository),
         process.host,
@@ -53,15 +54,9 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
         protocol=connections(process, budget=budget, inference=inference),
     )
     rpc = await _listen_grpc(repository)
-    admin, admin_task = None, None
+    admin = None
     if settings.has_admin_port:
-        admin, admin_task = await listen(
-            "admin",
-            admin_port(repository, delivered),
-            process.host,
-            process.admin_port,
-            protocol=connections(process, budget=budget),
-        )
+        admin = await listen_admin(admin_port(repository, delivered), process, budget)
     try:
         start = repository.start() if delivered is None else delivered.start()
         await _load_and_wait(repository, start, stop, stay_up_broken=stay_up_broken)
@@ -72,12 +67,11 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
         public.should_exit = True
         if rpc is not None:
             await rpc.stop(REPLY_SECONDS)
-        await public_task
+        await public.close()
         await repository.close(seconds=max(1.0, deadline - loop.time()))
         await until_pulled(repository, until=min(deadline, loop.time() + TELL_SECONDS))
-        if admin is not None and admin_task is not None:
-            admin.should_exit = True
-            await admin_task
+        if admin is not None:
+            await admin.close()
         if repository.tracing is not None:
             await asyncio.to_thread(repository.tracing.close)
         log_event("stopped", models={m.name: m.doors.worker.metrics.row_outcomes() for m in repository.models.values()})
