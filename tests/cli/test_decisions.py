@@ -14,6 +14,7 @@ from offramp_cli.source.source import RefusedError
 from offramp_core.control.codec import parse_time
 from offramp_core.control.objects import GateStatus, ModelSource, VersionStatus
 from offramp_core.control.spec import SideBySide, parse_spec
+from offramp_core.control.workers.versions import on_trial
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.version import version_data, version_facts
 
@@ -152,7 +153,7 @@ def trying(family: Family, phase: Any) -> Family:
 
 def test_a_version_that_has_passed_is_promoted_by_a_request(in_state: InState) -> None:
     family = trying(in_state("awaiting")[0], "AwaitingPromotion")
-    assert decisions.tries_a_version(family)
+    assert on_trial(family.service)
     request, told = decisions.promote_version(family, NOON)
     assert request == "promote/2026-11-21T12:00:00.000000Z" and "oci://m:2 is promoted" in told
 
@@ -172,8 +173,8 @@ def test_a_version_may_be_aborted_until_all_have_followed(in_state: InState, pha
 
 
 def test_a_rejected_version_leaves_decisions_to_rollouts(in_state: InState) -> None:
-    assert not decisions.tries_a_version(trying(in_state("awaiting")[0], "Rejected"))
-    assert not decisions.tries_a_version(in_state("awaiting")[0])
+    assert not on_trial(trying(in_state("awaiting")[0], "Rejected").service)
+    assert not on_trial(in_state("awaiting")[0].service)
 
 
 def test_why_says_what_is_held_against_a_version(in_state: InState) -> None:

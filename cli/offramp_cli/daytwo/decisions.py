@@ -12,7 +12,7 @@ from offramp_core.control.objects import Rollout
 from offramp_core.control.rollouts.gates import proves
 from offramp_core.control.rollouts.rollout import awaits_approval
 from offramp_core.control.tuning.tuner import TUNE
-from offramp_core.control.workers.versions import ABORT, PROMOTE, on_trial
+from offramp_core.control.workers.versions import ABORT, PROMOTE
 from offramp_core.reasons import Reason
 from offramp_operator.explain.family import Family
 
@@ -128,11 +128,6 @@ def tune(family: Family, now: float) -> tuple[str, str]:
     elif status.state == Reason.COLLECTING_LABELS:
         message = f"{family.name} looks for a plan as soon as there are labels enough: {status.message}"
     return f"{TUNE}/{format_time(now)}", message
-
-
-def tries_a_version(family: Family) -> bool:
-    """Whether a decision is about a version of the model rather than about a rollout."""
-    return on_trial(family.service)
 
 
 def promote_version(family: Family, now: float) -> tuple[str, str]:

@@ -210,7 +210,10 @@ def _schema_and_rule_mistakes(value: Mapping[str, Any]) -> list[tuple[str, str]]
     errors = list(Draft202012Validator(_schema(str(value["kind"]))).iter_errors(complete))
     complete = {**complete, "metadata": _named(value["metadata"])}
     broken = broken_rules(schema, complete, spare=[tuple(error.absolute_path) for error in errors])
-    violations = ((_rule_field(path), f"{message}{_given(complete, path)}") for path, message in broken)
+    # Rules about the name can only stand at the object itself.
+    violations = (
+        (_field(path) if path else "metadata.name", f"{message}{_given(complete, path)}") for path, message in broken
+    )
     return [*map(_schema_mistake, errors), *violations, *_name_mistakes(value["metadata"])]
 
 
@@ -224,11 +227,6 @@ def _name_mistakes(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _named(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The part of metadata that rules may look at. A generated name ends in five characters of the API server's."""
     return {"name": metadata.get("name") or f"{metadata.get('generateName', '')}00000"}
-
-
-def _rule_field(path: Sequence[str | int]) -> str:
-    """Rules about the name can only stand at the object itself."""
-    return _field(path) if path else "metadata.name"
 
 
 def _given(value: Any, path: Sequence[str | int]) -> str:

@@ -12,6 +12,7 @@ from offramp_cli.daytwo import decisions
 from offramp_cli.daytwo.read import find_rollout
 from offramp_cli.daytwo.session import OneService, Session, day_two
 from offramp_cli.source.source import RefusedError
+from offramp_core.control.workers.versions import on_trial
 from offramp_operator.explain.family import Family
 
 RolloutOption = Annotated[
@@ -104,7 +105,7 @@ def _decided_on_version(
 ) -> bool:
     """Whether there was a version on trial to decide on. Who names a rollout means that."""
     family = session.family(name)
-    if rollout is not None or not decisions.tries_a_version(family):
+    if rollout is not None or not on_trial(family.service):
         return False
     _request(session, family, *decide(family, session.now))
     return True

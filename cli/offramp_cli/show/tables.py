@@ -116,7 +116,7 @@ def top_data(families: Sequence[Family]) -> dict[str, Any]:
                 "namespace": f.service.namespace,
                 "name": f.name,
                 "health": health(f).verdict,
-                "observed": _stored_status(f).get("observed", {}),
+                "observed": (f.manifests["service"].get("status") or {}).get("observed", {}),
                 "savings": savings_data(f),
                 "capacity": capacity_data(f),
                 "labels": f.service.status.tuning.labels,
@@ -125,7 +125,3 @@ def top_data(families: Sequence[Family]) -> dict[str, Any]:
             for f in families
         ]
     }
-
-
-def _stored_status(family: Family) -> dict[str, Any]:
-    return dict(family.manifests["service"].get("status") or {})

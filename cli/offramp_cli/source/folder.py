@@ -36,7 +36,7 @@ class FolderSource:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root, self.where = root, str(root)
         self._folders = _state_folders(root)
         if not self._folders:
             raise SourceError(f"{root} holds no state of `offramp up`; give the folder that its --state names")
@@ -45,10 +45,6 @@ class FolderSource:
     def has_services(root: Path) -> bool:
         """Whether ``offramp up`` has left something here."""
         return any(_service_names(folder) for folder in _state_folders(root))
-
-    @property
-    def where(self) -> str:
-        return str(self._root)
 
     def folder_of(self, name: str) -> Path:
         """The state folder of one service."""
