@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from offramp_operator.kube.kinds import OWN, Kind
+from offramp_operator.kube.kinds import Kind
 from offramp_operator.kube.watch import LASTED_SECONDS, Pauses
 from offramp_operator.shell.log import log_event
 
@@ -34,18 +34,17 @@ LAST_PAUSE_SECONDS = 10.0  # at most, which is how late the first change after a
 class Rhythm:
     """Rests before what was begun short ago is begun again: twice as long each time, not at all once it has lasted."""
 
-    clock: Callable[[], float] = time.monotonic
     begun_at: float = -math.inf
     pauses: Pauses = field(default_factory=lambda: Pauses(LAST_PAUSE_SECONDS))
 
     async def rest(self) -> None:
-        if self.clock() - self.begun_at > LASTED_SECONDS:
+        if time.monotonic() - self.begun_at > LASTED_SECONDS:
             self.pauses.reset()
         else:
             await self.pauses.sleep()
 
     def begin(self) -> None:
-        self.begun_at = self.clock()
+        self.begun_at = time.monotonic()
 
 
 class Manners:
@@ -60,17 +59,10 @@ class Manners:
         What is watched: an API server must have all of it before kopf is answered which kinds there are.
     """
 
-    def __init__(
-        self,
-        listed_anew: Callable[[], object],
-        *,
-        kinds: tuple[Kind, ...] = OWN,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, listed_anew: Callable[[], object], *, kinds: tuple[Kind, ...]) -> None:
         self._listed_anew = listed_anew
         self._kinds = kinds
         self._discovery = {"/apis", *(f"/apis/{kind.api_version}" for kind in kinds)}
-        self._clock = clock
         self._rhythms: dict[tuple[str, bool], Rhythm] = {}
 
     async def __call__(
@@ -82,7 +74,7 @@ class Manners:
         if not watch and "continue" in request.url.query:
             return _still_there(await _ask(request, handler))
         known = (request.url.path, watch) in self._rhythms
-        rhythm = self._rhythms.setdefault((request.url.path, watch), Rhythm(self._clock))
+        rhythm = self._rhythms.setdefault((request.url.path, watch), Rhythm())
         await rhythm.rest()
         response, anew = await _ask(request, handler), known and not watch
         while watch and response.status == FORGOTTEN:

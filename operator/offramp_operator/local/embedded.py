@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -16,7 +16,7 @@ from offramp_core.errors import InvalidArgumentError, OfframpError
 from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.front import FrontProcess
 from offramp_operator.local.platform import Intent, LocalPlatform
-from offramp_operator.local.process import HOST, TERMINATION_SECONDS, WORKER_COMMAND
+from offramp_operator.local.process import HOST
 from offramp_operator.local.records import keep_only, load_pools, save_pool
 from offramp_operator.local.state import StateFolder, StateFolderError, remove_leftovers
 from offramp_operator.local.training_process import Trainer
@@ -64,8 +64,6 @@ class EmbeddedShell:
         port: int,
         web_port: int | None = None,
         metrics_port: int | None = None,
-        worker_command: Sequence[str] = WORKER_COMMAND,
-        grace_seconds: float = TERMINATION_SECONDS,
         edge: Mapping[str, str] | None = None,
     ) -> None:
         self._read_intent = read_intent
@@ -81,9 +79,7 @@ class EmbeddedShell:
             self._front,
             self._client,
             service=self._intent.name,
-            command=worker_command,
             on_change=self._woken.set,
-            grace_seconds=grace_seconds,
             edge=edge,
         )
         self._observer = Observer()
@@ -94,7 +90,6 @@ class EmbeddedShell:
         self._metrics.records(self._observer.room_taken)
         self._reconciler = Reconciler(self._platform, self._observer, self._key, listeners=(self._board, self._metrics))
         self._web_port = web_port
-        self._grace = grace_seconds
         self._complaint = ""
         self._saved: dict[RampSetKey, int] = {}
 

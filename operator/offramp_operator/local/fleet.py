@@ -114,7 +114,7 @@ class Fleet:
         if self._manager is not None:
             self._manager.cancel()
             await asyncio.gather(self._manager, return_exceptions=True)
-        await asyncio.gather(*(worker.stop(grace_seconds=self._grace) for worker in self._workers), *self._stopping)
+        await asyncio.gather(*(worker.stop() for worker in self._workers), *self._stopping)
         for worker in self._workers:
             worker.record.pid = 0
         self._save()
@@ -168,7 +168,7 @@ class Fleet:
         """Take a worker out of the front, wait until nobody uses it, and end it."""
         log_event("worker-stopping", worker.record.name, worker=worker.record.name)
         await self._front.drain(worker.record.name)
-        await worker.stop(grace_seconds=self._grace)
+        await worker.stop()
         self._workers.remove(worker)
         shutil.rmtree(self._state.workers / worker.record.name, ignore_errors=True)
         self._woken.set()
@@ -192,6 +192,7 @@ class Fleet:
             command=self._command,
             client=self._client,
             changed=self._woken.set,
+            grace_seconds=self._grace,
             edge=self._edge,
         )
 

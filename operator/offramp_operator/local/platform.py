@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +65,10 @@ class LocalPlatform:
         key: SigningKey,
         *,
         url: str,
-        clock: Callable[[], float] = time.time,
-        trainer: Trainer | None = None,
+        trainer: Trainer,
     ) -> None:
-        """Without a ``trainer`` ramps are not trained on live traffic."""
-        self._state, self._fleet, self._key, self._url, self._clock = state, fleet, key, url, clock
-        self._trainer = trainer
-        self._store = ObjectStore(state.objects, clock=clock)
+        self._state, self._fleet, self._key, self._url, self._trainer = state, fleet, key, url, trainer
+        self._store = ObjectStore(state.objects)
         self._versions: dict[tuple[str, str], str] = {}
         self._looks = 0
 
@@ -143,12 +140,11 @@ class LocalPlatform:
         await asyncio.to_thread(self._publish, service.name, signed, previous_epoch)
 
     async def train(self, service: Service, order: TrainingOrder) -> None:
-        assert self._trainer is not None
         self._trainer.begin(order, bundle=bundle_path(service.spec.model_uri))
 
     async def emit(self, service: Service, event: Event) -> None:
         line = {
-            "time": format_time(self._clock()),
+            "time": format_time(time.time()),
             "service": f"{service.namespace}/{service.name}",
             "type": "Warning" if event.warning else "Normal",
             "reason": event.reason,
@@ -177,8 +173,8 @@ class LocalPlatform:
             workers=self._fleet.endpoints(template),
             published=self._published(key.name, service.uid),
             url=self._url,
-            can_train=self._trainer is not None,
-            training=self._trainer.report if self._trainer is not None else None,
+            can_train=True,
+            training=self._trainer.report,
             template=template.digest,
         )
 

@@ -74,6 +74,7 @@ class WorkerSurroundings:
     command: Sequence[str]
     client: httpx.AsyncClient
     changed: Callable[[], None]
+    grace_seconds: float  # from SIGTERM to SIGKILL
     #: Variables of workers that are edges of a core.
     edge: Mapping[str, str] = field(default_factory=dict)
 
@@ -90,7 +91,6 @@ class WorkerProcess:
         self.failure_reason: MaybeReason = ""
         self.stopping = False
         self._around = surroundings
-        self._grace_seconds = TERMINATION_SECONDS
         self._supervisor: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
@@ -110,10 +110,9 @@ class WorkerProcess:
         """Say that the worker is going to be stopped; it takes no new work from now on."""
         self.stopping = True
 
-    async def stop(self, *, grace_seconds: float = TERMINATION_SECONDS) -> None:
-        """SIGTERM, and SIGKILL for the whole process group after ``grace_seconds``."""
+    async def stop(self) -> None:
+        """SIGTERM, and after a while SIGKILL for the whole process group."""
         self.stopping = True
-        self._grace_seconds = grace_seconds
         self._stop.set()
         if self._supervisor is not None:
             await self._supervisor
@@ -173,9 +172,9 @@ class WorkerProcess:
         stopping.cancel()
         if not ended.done():
             _signal(process.pid, signal.SIGTERM)
-            await asyncio.wait({ended}, timeout=self._grace_seconds)
+            await asyncio.wait({ended}, timeout=self._around.grace_seconds)
         if not ended.done():
-            message = f"{self.record.name} did not end within {self._grace_seconds:.0f} s and was killed"
+            message = f"{self.record.name} did not end within {self._around.grace_seconds:.0f} s and was killed"
             log_event("worker-killed", message, level=logging.WARNING, worker=self.record.name)
             _signal(process.pid, signal.SIGKILL, group=True)
         return await ended
@@ -303,14 +302,11 @@ class WorkerProcess:
 def process_started(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; with the pid it names one process for good. None: there is
     none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
+    stat = _stat(pid)
+    return int(stat[19]) if stat else None
 
 
-async def end_leftover(record: WorkerRecord, *, grace_seconds: float = TERMINATION_SECONDS) -> None:
+async def end_leftover(record: WorkerRecord, *, grace_seconds: float) -> None:
     """End the process of an earlier shell that was killed, if it is still there."""
     deadline = time.monotonic() + grace_seconds
     signalled = False
@@ -327,12 +323,16 @@ async def end_leftover(record: WorkerRecord, *, grace_seconds: float = TERMINATI
 
 
 def _is_zombie(pid: int) -> bool:
+    stat = _stat(pid)
+    return not stat or stat[0] == "Z"
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel tells of a process after its name; nothing of one that is not there."""
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] == "Z"
-        )
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:
-        return True
+        return []
 
 
 def _signal(pid: int, number: signal.Signals, *, group: bool = False) -> None:

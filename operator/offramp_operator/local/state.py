@@ -68,10 +68,10 @@ class StateFolder:
             yield
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Replace a file's content so that a crash at any moment leaves either the old content or the new."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()

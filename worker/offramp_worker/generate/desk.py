@@ -59,7 +59,6 @@ class GenerationDesk:
         options: DeskOptions | None = None,
         lost: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
         draw: Callable[[], float] | None = None,
     ) -> None:
         """``deliver`` is called in the engine's thread with what can be shown; ``lost`` when only a new process may
@@ -77,7 +76,7 @@ class GenerationDesk:
         self._computing = Computing(self._engine, vitals=self.vitals, marker=self._options.marker, clock=clock)
         self._audits = _audit_desk(loaded, accounts, self._options, clock)
         draw, may_audit = draw or random.SystemRandom().random, self._audits.open_to
-        self._maker = TicketMaker(loaded, dispatch, may_audit=may_audit, draw=draw, clock=clock, wall_clock=wall_clock)
+        self._maker = TicketMaker(loaded, dispatch, may_audit=may_audit, draw=draw, clock=clock, wall_clock=time.time)
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
 
     # --- the event loop's side --------------------------------------------------------------------

@@ -88,12 +88,11 @@ class PoolReconciler:
         *,
         workers: WorkerSettings,
         calls: Calls,
-        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._cache, self._key, self._settings = client, cache, key, workers
         self._children, self._classes, self._calls = Children(client, cache), Classes(cache), calls
-        self._holds, self._clock, self._monotonic = Holds(client, cache, clock=clock), clock, monotonic
+        self._holds, self._monotonic = Holds(client, cache, clock=time.time), monotonic
         self._known: dict[ObjectKey, _Known] = {}
 
     async def reconcile(self, key: ObjectKey) -> float | None:
@@ -119,12 +118,12 @@ class PoolReconciler:
         pods = await self._pods(pool, known)
         known.rates.measure(pool.status, pods)
         view = self._view(pool, pods, known)
-        plan = plan_pool(view, self._clock())
+        plan = plan_pool(view, time.time())
         replicas = self._replicas(pool, plan, pods)
         trouble = await self._ensure_workers(pool, replicas, known)
         if trouble is not None:
             view = replace(view, trouble=trouble)
-            plan = plan_pool(view, self._clock())
+            plan = plan_pool(view, time.time())
         await self._write(obj, plan.status)  # before anybody is told: an older leader's lists are refused from then on
         known.spare_since = self._spare_since(view, plan, known)
         await self._route(pool, plan, known)
@@ -228,7 +227,7 @@ class PoolReconciler:
     async def _report(self, obj: Object, condition: Condition) -> None:
         """Say what is wrong with a spec; the workers stay as they are."""
         before = status_from_manifest(SharedPoolStatus, obj)
-        now = self._clock()
+        now = time.time()
         known = next((c for c in before.conditions if c.status == condition.status), None)
         since = known.last_transition_at if known is not None else now
         generation = int(obj["metadata"].get("generation", 1))
