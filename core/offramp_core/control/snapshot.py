@@ -278,6 +278,14 @@ class Observed:
     load: Load = Load()
 
 
+def seconds_since(moment: float | None, *, now: float, watched_since: float) -> float:
+    """Seconds since a moment that another operator's clock may have given: one that lies ahead counts from when this
+    process began to look. 0 where there is none."""
+    if moment is None:
+        return 0.0
+    return now - moment if moment <= now else max(0.0, now - watched_since)
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its

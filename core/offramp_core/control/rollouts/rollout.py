@@ -37,7 +37,7 @@ from offramp_core.control.rollouts.gates import (
     rejection,
 )
 from offramp_core.control.rollouts.slowness import slowness_basis
-from offramp_core.control.snapshot import Event, Load, Worker
+from offramp_core.control.snapshot import Event, Load, Worker, seconds_since
 from offramp_core.control.spec import Step
 from offramp_core.control.stable.audit import eager_rate, worth_one
 from offramp_core.evidence import detector
@@ -147,11 +147,8 @@ class RolloutView:
         return [w.endpoint.name for w in self.workers if w.state is None or w.state.epoch != self.epoch]
 
     def seconds_since(self, moment: float | None) -> float:
-        """Seconds since a moment that another operator's clock may have told: one that lies ahead counts from when this
-        process began to look."""
-        if moment is None:
-            return 0.0
-        return self.now - moment if moment <= self.now else max(0.0, self.now - self.watched_since)
+        """Seconds since a moment, which another operator's clock may have given."""
+        return seconds_since(moment, now=self.now, watched_since=self.watched_since)
 
     def seconds_surely_since(self, moment: float | None) -> float:
         """What has passed since a moment also by a clock that was behind the one that told it: seen by this process, or

@@ -223,10 +223,8 @@ def _sources_named(view: TunerView) -> bool:
 
 def _lacking_for_scenes(view: TunerView) -> int:
     """Records that lack until a look for scenes of many sources without names shows something."""
-    store = view.snapshot.observed.records
-    if store is None:
-        return 0
-    return max(0, records_for_scenes(store.records, budget=view.snapshot.service.spec.max_disagreement) - _kept(view))
+    store, budget = view.snapshot.observed.records, view.snapshot.service.spec.max_disagreement
+    return 0 if store is None else max(0, records_for_scenes(store.records, budget=budget) - _kept(view))
 
 
 def _kept(view: TunerView) -> int:
@@ -477,9 +475,9 @@ def _outcome_digested(view: TunerView) -> Tuned:
     if outcome.records_through is not None:
         spent = max(outcome.records_through, status.consumed_through_at or 0.0)
         status = replace(status, tests_run=status.tests_run + outcome.tests_run, consumed_through_at=spent)
-    if not view.wanted or status.requested_for != view.objective:  # the intent changed while the tuning ran
-        return Tuned(_idle(replace(view, status=status)))
-    if (outcome.records_through or math.inf) < (status.records_since_at or 0.0):  # so did the inputs
+    intent_changed = not view.wanted or status.requested_for != view.objective
+    inputs_changed = (outcome.records_through or math.inf) < (status.records_since_at or 0.0)
+    if intent_changed or inputs_changed:  # while the tuning ran
         return Tuned(_idle(replace(view, status=status)))
     if outcome.design_effect is not None:
         effect = outcome.design_effect

@@ -15,7 +15,7 @@ from typing import Any
 
 from offramp_core.batching import MAX_BATCH, SECONDS_OF_OBJECTIVE, seconds_by_rows
 from offramp_core.control.objects import CapacityStatus, ServiceStatus
-from offramp_core.control.snapshot import Scaling
+from offramp_core.control.snapshot import Scaling, seconds_since
 from offramp_core.control.spec import Autoscaling, ServiceSpec
 from offramp_core.protocol import LONGEST_PACE, SHORTEST_PACE, ArmCounts
 from offramp_core.reasons import Reason
@@ -198,24 +198,13 @@ def _quiet_since(view: CapacityView) -> float | None:
 
 def _floor(view: CapacityView, needed: int, quiet_since: float | None) -> int:
     scaled = view.autoscaling
-    if scaled is None or scaled.no_exit_floor == "None" or _scaled_by_another(view.scaling):
+    by_another = view.scaling is not None and view.scaling.failure_reason == Reason.ANOTHER_AUTOSCALER
+    if scaled is None or scaled.no_exit_floor == "None" or by_another:
         return 0
-    if scaled.no_exit_floor == "PreScale" and _may_rest(view, quiet_since):
+    quiet = seconds_since(quiet_since, now=view.now, watched_since=view.watched_since)
+    if scaled.no_exit_floor == "PreScale" and quiet >= QUIET_SECONDS:
         needed = 0
     return min(max(needed, scaled.min_replicas), scaled.max_replicas)
-
-
-def _scaled_by_another(scaling: Scaling | None) -> bool:
-    return scaling is not None and scaling.failure_reason == Reason.ANOTHER_AUTOSCALER
-
-
-def _may_rest(view: CapacityView, quiet_since: float | None) -> bool:
-    """Another operator's clock may have told since when: a moment that lies ahead counts from when this process began
-    to look."""
-    if quiet_since is None:
-        return False
-    since = quiet_since if quiet_since <= view.now else view.watched_since
-    return view.now - since >= QUIET_SECONDS
 
 
 def floor_in_force(autoscaling: Autoscaling, status: CapacityStatus) -> int:

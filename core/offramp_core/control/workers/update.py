@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from offramp_core.control.objects import Service, UpdateStatus, UpdateStrategy
-from offramp_core.control.snapshot import Worker
+from offramp_core.control.snapshot import Worker, seconds_since
 from offramp_core.control.spec import UpdatePolicy
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.reasons import MaybeReason, Reason
@@ -65,9 +65,8 @@ class UpdateView:
         return self.desired >= 2 and self.utilisation * self.desired / (self.desired - 1) <= MAX_BUSY
 
     def waited_seconds(self, since: float) -> float:
-        """Since a moment that another operator's clock may have told: one that lies ahead counts from when this process
-        began to look."""
-        return self.now - since if since <= self.now else max(0.0, self.now - self.watched_since)
+        """Since a moment, which another operator's clock may have given."""
+        return seconds_since(since, now=self.now, watched_since=self.watched_since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from offramp_core.control.objects import (
     VersionStatus,
     VersionTally,
 )
-from offramp_core.control.snapshot import Event, Worker
+from offramp_core.control.snapshot import Event, Worker, seconds_since
 from offramp_core.control.spec import SideBySide
 from offramp_core.control.workers.delivery import STALLING
 from offramp_core.control.workers.update import UpdateView, failures_allowed, next_update, resting_strategy
@@ -193,11 +193,8 @@ class VersionView:
         return "" if asked == self.status.handled_request else asked.partition("/")[0]
 
     def since(self, moment: float | None) -> float:
-        """Seconds since a moment that another operator's clock may have told: one that lies ahead counts from when this
-        process began to look."""
-        if moment is None:
-            return 0.0
-        return self.now - moment if moment <= self.now else max(0.0, self.now - self.watched_since)
+        """Seconds since a moment, which another operator's clock may have given."""
+        return seconds_since(moment, now=self.now, watched_since=self.watched_since)
 
     def waited(self) -> float:
         """Seconds in this phase that this process has seen: a deadline must not end by clocks that differ."""
