@@ -66,9 +66,9 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
         workers=_worker_settings(environment),
         signing_key_file=Path(_required(environment, "OFFRAMP_SIGNING_KEY_FILE", "a file with 32 secret bytes")),
         identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
-        port=_port(environment, "OFFRAMP_PORT", "8080"),
+        port=_number(environment, "OFFRAMP_PORT", "8080", most=65535, what="port"),
         web=_web(environment),
-        shards=_shards(environment),
+        shards=_number(environment, "OFFRAMP_SHARDS", "1", most=MAX_SHARDS),
         log_level=_log_level(environment),
     )
 
@@ -81,21 +81,14 @@ def _web(environment: Mapping[str, str]) -> WebSettings | None:
         literal = str(ipaddress.ip_address(address)) if address else ""
     except ValueError as error:
         raise InvalidArgumentError(f"OFFRAMP_WEB_ADDRESS is {address!r}; it must be the pod's IP address") from error
-    port = _port(environment, "OFFRAMP_WEB_PORT", "")
+    port = _number(environment, "OFFRAMP_WEB_PORT", "", most=65535, what="port")
     return WebSettings(port, address=literal, names=_listed(environment, "OFFRAMP_WEB_HOSTS"))
 
 
-def _port(environment: Mapping[str, str], name: str, default: str) -> int:
-    port = environment.get(name, default)
-    if not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise InvalidArgumentError(f"{name} is {port!r}; it must be a port from 1 to 65535")
-    return int(port)
-
-
-def _shards(environment: Mapping[str, str]) -> int:
-    text = environment.get("OFFRAMP_SHARDS", "1")
-    if not text.isdigit() or not 1 <= int(text) <= MAX_SHARDS:
-        raise InvalidArgumentError(f"OFFRAMP_SHARDS is {text!r}; it must be a number from 1 to {MAX_SHARDS}")
+def _number(environment: Mapping[str, str], name: str, default: str, *, most: int, what: str = "number") -> int:
+    text = environment.get(name, default)
+    if not text.isdigit() or not 1 <= int(text) <= most:
+        raise InvalidArgumentError(f"{name} is {text!r}; it must be a {what} from 1 to {most}")
     return int(text)
 
 

@@ -6,11 +6,6 @@ from offramp_core.control.objects import RouteUse
 from offramp_operator.explain.family import Family
 
 
-def generates(family: Family) -> bool:
-    """Whether the service's model writes answers, so that words of classifiers would say nothing."""
-    return family.service.spec.generates
-
-
 def token_rates(family: Family) -> str:
     """``48 tokens/s, 31 by the model alone``; empty before enough were written."""
     seen = family.service.status.observed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from offramp_core.control.objects import Rollout
 from offramp_operator.explain.family import Family
-from offramp_operator.explain.generation import generates, token_rates
+from offramp_operator.explain.generation import token_rates
 from offramp_operator.explain.savings import measured, saves
 from offramp_operator.explain.words import duration, milliseconds, share
 
@@ -33,7 +33,7 @@ def _left_early(family: Family) -> str:
     rate = family.service.status.observed.exit_rate
     if not rate:
         return ""
-    return f"{rate} kept the first variant's answer" if generates(family) else f"{rate} leave early"
+    return f"{rate} kept the first variant's answer" if family.service.spec.generates else f"{rate} leave early"
 
 
 def _times(family: Family) -> list[str]:

@@ -13,7 +13,6 @@ from offramp_core.evidence.words import e_value
 from offramp_core.reasons import Reason, Tone, condition_tone
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
-from offramp_operator.explain.generation import generates
 from offramp_operator.explain.plans import about, ramps
 from offramp_operator.explain.progress import progress
 from offramp_operator.explain.savings import savings_data
@@ -34,7 +33,7 @@ def serving(family: Family) -> list[str]:
         return [f"{family.name} serves no plan yet: {status.message or 'no worker has described its model'}"]
     if not stable.plan.exits_off:
         return [f"{family.name} serves {stable.name}: {about(stable, spec)} ({budget})"]
-    if generates(family):
+    if family.service.spec.generates:
         return [f"{family.name} is answered by the model itself, {_because(family)} ({budget})"]
     return [f"{family.name} serves with exits off, {_because(family)} ({budget})"]
 

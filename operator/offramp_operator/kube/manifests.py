@@ -320,12 +320,13 @@ def deployment(
     well, and shares requests among all.
     """
     pod_metadata = _pod_metadata(service, trial=trial)
+    fetch_seconds = int(settings.delivery.seconds) if service.spec.is_fetched else 0
     template = template_digest(service, settings, trial=trial)
     annotations = {**pod_metadata.get("annotations", {}), TEMPLATE_ANNOTATION: template}
     spec = {
         **({} if replicas is None else {"replicas": replicas}),
         "revisionHistoryLimit": 2,
-        "progressDeadlineSeconds": _start_seconds(service) + 60 + _fetch_seconds(service, settings),
+        "progressDeadlineSeconds": _start_seconds(service) + 60 + fetch_seconds,
         "minReadySeconds": PROVEN_SECONDS,
         "selector": {"matchLabels": selector(service, trial=trial)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling_update(service, strategy)},
@@ -793,10 +794,6 @@ def _fetch_resources(resources: Mapping[str, Any]) -> Object:
         for kind in ("requests", "limits")
     }
     return {kind: quantities for kind, quantities in kept.items() if quantities}
-
-
-def _fetch_seconds(service: Service, settings: WorkerSettings) -> int:
-    return int(settings.delivery.seconds) if service.spec.is_fetched else 0
 
 
 def _container(service: Service, identity: WorkerIdentity, settings: WorkerSettings) -> Object:

@@ -180,6 +180,10 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
+class _Bookmark(msgspec.Struct):
+    metadata: _PageMetadata
+
+
 _BRIEF = frozenset({POD, REPLICA_SET})
 _PAGE, _BRIEF_PAGE = msgspec.json.Decoder(_Page), msgspec.json.Decoder(_BriefPage)
 _ITEM, _BRIEF_ITEM, _EVENT = msgspec.json.Decoder(_Item), msgspec.json.Decoder(_Brief), msgspec.json.Decoder(_Event)
@@ -211,22 +215,11 @@ def read_event(kind: Kind, line: bytes) -> tuple[str, Object]:
     if event.type == "ERROR":
         return event.type, msgspec.json.decode(event.object)
     if event.type == "BOOKMARK":
-        return event.type, {"metadata": {"resourceVersion": _version_in(event.object)}}
+        bookmark = msgspec.json.decode(event.object, type=_Bookmark)
+        return event.type, {"metadata": {"resourceVersion": bookmark.metadata.resourceVersion}}
     item = (_BRIEF_ITEM if kind in _BRIEF else _ITEM).decode(event.object)
     return event.type, _object(kind, item)
 
 
 def _object(kind: Kind, item: msgspec.Struct) -> Object:
     return trim(kind, made(kind, **msgspec.to_builtins(item)))
-
-
-class _Versioned(msgspec.Struct):
-    resourceVersion: str  # noqa: N815
-
-
-class _Bookmark(msgspec.Struct):
-    metadata: _Versioned
-
-
-def _version_in(raw: msgspec.Raw) -> str:
-    return msgspec.json.decode(raw, type=_Bookmark).metadata.resourceVersion

@@ -16,6 +16,7 @@ from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Trouble
 from offramp_core.reasons import Reason
 from offramp_operator.kube.kinds import Object, name_of, uid_of
+from offramp_operator.kube.manifests import WorkerSettings
 
 ADMINISTRATORS = ("image", "serviceAccountName")
 """What takes the place of the operator's own settings, and is never taken from a service's words."""
@@ -61,6 +62,13 @@ class WorkerClass:
     @property
     def service_account(self) -> str:
         return str(self.fields.get("serviceAccountName", ""))
+
+
+def settings_for(found: WorkerClass | None, settings: WorkerSettings) -> WorkerSettings:
+    """What the administrator decided about workers of a class, or of none."""
+    if found is None:
+        return settings
+    return replace(settings, image=found.image or settings.image, service_account=found.service_account)
 
 
 class ContradictionError(ValueError):

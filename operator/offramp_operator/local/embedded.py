@@ -102,7 +102,7 @@ class EmbeddedShell:
         """Serve until ``stop``, then drain and end every process."""
         key = self._intent.key
         self._platform.apply(self._intent)
-        self._restore_records(key)
+        self._observer.restore(key, load_pools(self._state.records))
         page = await self._start_web(key)
         self._front.start()
         metrics = await self._show_metrics()
@@ -252,6 +252,3 @@ class EmbeddedShell:
             await asyncio.to_thread(save_pool, self._state.records, ramp_set, arrays)
         if pools:
             await asyncio.to_thread(keep_only, self._state.records, set(pools))
-
-    def _restore_records(self, key: ServiceKey) -> None:
-        self._observer.restore(key, load_pools(self._state.records))

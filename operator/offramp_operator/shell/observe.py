@@ -434,10 +434,6 @@ def _kept_bytes(memory: _ServiceMemory) -> int:
     return sum(len(pool) * row_bytes(pool.n_ramps) for pool in memory.pools.values())
 
 
-def _comes_last(memory: _ServiceMemory) -> tuple[bool, int]:
-    return memory.tuning.state == Reason.IDLE, memory.tuning.labels_needed
-
-
 def _share(services: Iterable[_ServiceMemory], *, now: float, last: float) -> float:
     """Divide what pools may take among the services whose tuning waits, now and then; returns when.
 
@@ -446,7 +442,8 @@ def _share(services: Iterable[_ServiceMemory], *, now: float, last: float) -> fl
     """
     if now < last + SHARE_SECONDS:
         return last
-    waiting = sorted((m for m in services if _waits(m.tuning)), key=_comes_last)
+    waiting = [m for m in services if _waits(m.tuning)]
+    waiting.sort(key=lambda m: (m.tuning.state == Reason.IDLE, m.tuning.labels_needed))
     kept = [_kept_bytes(memory) for memory in waiting]
     whole = [CAPACITY_ROWS * sum(row_bytes(pool.n_ramps) for pool in memory.pools.values()) for memory in waiting]
     for memory, share in zip(waiting, shares_of_waiting(kept, whole=whole, total=WAITING_BYTES), strict=True):

@@ -18,7 +18,6 @@ from offramp_core.protocol import ArmCounts
 from offramp_core.reasons import ConditionType, Tone, condition_tone
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
-from offramp_operator.explain.generation import generates
 from offramp_operator.explain.health import Verdict, health
 from offramp_operator.explain.latency import LatencyFacts, latency
 from offramp_operator.explain.network import NetworkFacts, network
@@ -241,7 +240,7 @@ def row(view: View, now: float) -> Row:
         workers=workers_ready(family),
         rollout=_live(family),
         token_times=_token_times(family),
-        generates=generates(family),
+        generates=family.service.spec.generates,
         tokens_per_second=seen.tokens_per_second,
         model_tokens_per_second=seen.model_tokens_per_second,
     )
@@ -416,7 +415,7 @@ def _latency(family: Family, served: Served | None, counts: Sequence[ArmCounts])
         )
     spec = family.service.spec
     on = {shown.plan.content_hash} if shown is not None else set()
-    names = ("cheaper variants", "the model alone") if generates(family) else ("exits on", "exits off")
+    names = ("cheaper variants", "the model alone") if family.service.spec.generates else ("exits on", "exits off")
     return latency(
         counts, on=on, off=off, slo_seconds=spec.latency_seconds, percentile=spec.latency_percentile, names=names
     )

@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from offramp_worker.shared.repository import Repository
 
@@ -89,12 +88,10 @@ class _Labelled(Collector):
                 if common and family.name in families:
                     continue
                 shared = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                shared.samples += family.samples if common else [_labelled(s, labels) for s in family.samples]
+                shared.samples += (
+                    family.samples if common else [s._replace(labels={**labels, **s.labels}) for s in family.samples]
+                )
         yield from families.values()
-
-
-def _labelled(sample: Sample, labels: dict[str, str]) -> Sample:
-    return sample._replace(labels={**labels, **sample.labels})
 
 
 def metrics_text(repository: Repository) -> bytes:

@@ -19,6 +19,7 @@ from offramp_operator.kube.pools import in_pools
 from offramp_operator.kube.shared.members import mark_of
 from offramp_operator.kube.trim import content
 from offramp_operator.kube.turns import TurnKeeper, administrators_image, member
+from offramp_operator.kube.worker_class import settings_for
 from offramp_operator.shell.platform import ServiceKey
 
 
@@ -60,12 +61,11 @@ class Templates:
         return self._settings(memory, memory.image or self._asked(memory))
 
     def _settings(self, memory: Memory, image: str) -> manifests.WorkerSettings:
-        account = memory.worker_class.service_account if memory.worker_class is not None else ""
-        return replace(self._workers, image=image, service_account=account)
+        return replace(settings_for(memory.worker_class, self._workers), image=image)
 
     def _asked(self, memory: Memory) -> str:
         """The image that the administrator asks for: that of the service's class, where it has one."""
-        return (memory.worker_class.image if memory.worker_class is not None else "") or self._workers.image
+        return settings_for(memory.worker_class, self._workers).image
 
     def turn(self, key: ServiceKey, service: Service, memory: Memory) -> Turn | None:
         """Why the workers stay as they are, where they are not what the administrator asks for. Decides what they are

@@ -42,6 +42,7 @@ from offramp_operator.kube.shared.members import members
 from offramp_operator.kube.shared.plan import PodOfPool, PoolPlan, PoolView, plan_pool, workers_to_have
 from offramp_operator.kube.shared.pool import SharedPool
 from offramp_operator.kube.shared.rates import Rates
+from offramp_operator.kube.worker_class import settings_for
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import status_from_manifest, status_json
 from offramp_operator.shell.platform import ConflictError
@@ -149,7 +150,7 @@ class PoolReconciler:
                 p.current,
                 p.ready,
                 p.admin_url,
-                _in_words(p.failure),
+                p.failure.replace("spec.model.uri", "spec.bundles.claimName"),
                 held.get(p.uid),
                 unheard.get(p.uid, ""),
             )
@@ -191,14 +192,7 @@ class PoolReconciler:
         made = pool.made_of(self._classes.applied(pool.as_service, memory))
         if memory.class_trouble is not None:  # the workers that there are stay
             return _not_ready(memory.class_trouble.reason, memory.class_trouble.message)
-        found = memory.worker_class
-        settings = (
-            self._settings
-            if found is None
-            else replace(
-                self._settings, image=found.image or self._settings.image, service_account=found.service_account
-            )
-        )
+        settings = settings_for(memory.worker_class, self._settings)
         identity = self._key.identity(pool.uid)
         try:
             policy = manifests.network_policy(made, settings)
@@ -279,11 +273,6 @@ class PoolReconciler:
         answered = {pod.uid: answer for (pod, _), answer in zip(lacking, answers, strict=True)}
         known.refused = {uid: answer for uid, answer in answered.items() if isinstance(answer, str)}
         return bool(lacking) or bool(known.unrouted)
-
-
-def _in_words(failure: str) -> str:
-    """What keeps a pod from running, with the pool's field for that of a service."""
-    return failure.replace("spec.model.uri", "spec.bundles.claimName")
 
 
 def _routed(pod: Object) -> dict[str, str]:
