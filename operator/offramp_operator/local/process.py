@@ -153,17 +153,7 @@ class WorkerProcess:
     async def _spawn(self) -> asyncio.subprocess.Process:
         self._choose_ports()
         log = _open_log(self._around.log_dir / f"{self.record.name}.log")
-        try:
-            return await asyncio.create_subprocess_exec(
-                *parent_death.command(*self._around.command),
-                env=self._environment(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
+        return await start_logged(self._around.command, log=log, env=self._environment())
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """Wait for the end, by itself or because of :meth:`stop`."""
@@ -297,6 +287,24 @@ class WorkerProcess:
 
 
 # --- processes, ports and logs ---------------------------------------------------------------------
+
+
+async def start_logged(
+    command: Sequence[str], *, log: int, env: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """Start a process that ends with this one. What it writes goes to the file descriptor ``log``, which is closed
+    here."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            *parent_death.command(*command),
+            env=env,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
 
 
 def process_started(pid: int) -> int | None:

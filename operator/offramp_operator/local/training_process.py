@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from offramp_core.control.snapshot import TrainingOrder, TrainingReport
-from offramp_operator.local import parent_death
+from offramp_operator.local.process import start_logged
 from offramp_operator.local.state import StateFolder, replace_file
 from offramp_operator.shell.log import log_event
 
@@ -92,17 +92,7 @@ class Trainer:
         }
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         log = os.open(self._state.logs / "training.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *parent_death.command(*self._command),
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
+        process = await start_logged([*self._command, *arguments], log=log)
         try:
             async with asyncio.timeout(self._limit):
                 return await process.wait()
