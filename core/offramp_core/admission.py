@@ -156,12 +156,12 @@ class QueueAdmission:
         return came > self.stalled_until and self._beyond(now - came)
 
     def stalled(self, seconds: float, *, now: float) -> QueueAdmission:
-        """The door once a batch kept the engine for so long. A long one soon after another is no stall: the engine is
-        slow, and fewer are to be let in."""
+        """The door once a batch kept the engine for so long. Of two long ones soon after each other neither is a stall:
+        the engine is slow, and fewer are to be let in."""
         if self.objective_seconds is None or not self._beyond(seconds):
             return self
         alone = now - seconds - self.long_until > APART * self.objective_seconds
-        return replace(self, long_until=now, stalled_until=now if alone else self.stalled_until)
+        return replace(self, long_until=now, stalled_until=now if alone else -math.inf)
 
     def _beyond(self, seconds: float) -> bool:
         return self.objective_seconds is not None and seconds > ENGINE_SHARE * self.objective_seconds

@@ -92,6 +92,9 @@ class Records:
     #: each other.
     slice_id: LabelArray | None = None
     stream: LabelArray | None = None
+    #: (n,) bool, optional. Whether at its worker the request before it, recorded or not, named the same stream, and one
+    #: drawn from hundreds before it another.
+    repeats: BoolArray | None = None
     #: Costs by batch size, where they were measured; ``costs`` is one of its rows.
     profile: Profile | None = None
     #: (n, R) int, optional. What each ramp answered; only budgets of classes and policies that compare ramps with each
@@ -185,6 +188,7 @@ class Records:
             time=pick(self.time),
             slice_id=pick(self.slice_id),
             stream=pick(self.stream),
+            repeats=pick(self.repeats),
             prediction=pick(self.prediction),
             final_uncertainty=pick(self.final_uncertainty),
             final=pick(self.final),
@@ -206,11 +210,12 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         single number ``loss`` [N, R] in [0, 1] and optional ``final_loss`` [N] (default 0) instead of these, or beside
         them: whole numbers where an answer is right or wrong, floats where a loss is graded; ``segment_seconds``
         float [R+1], >= 0 with a positive sum; ``ramp_seconds`` float [R], >= 0; optional ``reference`` int [N]
-        (default ``final``), ``slice``, ``time``, ``stream``, ``draw``, ``audit_rate`` [N]. With ``batch_size`` [B] the
-        two cost arrays have a leading axis B. With ``ramp_id`` and ``ramp_precision``, text [C], the rows are wide:
-        their C columns are laid out as :mod:`offramp_core.columns` says, the two cost arrays price the fp32 chain
-        alone, and ``<precision>_segment_seconds`` and ``<precision>_ramp_seconds`` price the others. ``final`` is then
-        whatever executor served the request, so what the fp32 backbone answers is taken to be ``reference``.
+        (default ``final``), ``slice``, ``time``, ``stream``, ``repeats``, ``draw``, ``audit_rate`` [N]. With
+        ``batch_size`` [B] the two cost arrays have a leading axis B. With ``ramp_id`` and ``ramp_precision``, text [C],
+        the rows are wide: their C columns are laid out as :mod:`offramp_core.columns` says, the two cost arrays price
+        the fp32 chain alone, and ``<precision>_segment_seconds`` and ``<precision>_ramp_seconds`` price the others.
+        ``final`` is then whatever executor served the request, so what the fp32 backbone answers is taken to be
+        ``reference``.
     batch_size : int, optional
         Which measured batch size prices the exits; default the smallest. Ignored without per-batch costs.
 
@@ -253,6 +258,7 @@ def _whole(
         time=_array(arrays, "time", shape=(n,), kind="fiu").astype(np.float64) if "time" in arrays else None,
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
         stream=_array(arrays, "stream", shape=(n,), kind="iu").astype(np.int64) if "stream" in arrays else None,
+        repeats=_array(arrays, "repeats", shape=(n,), kind="iu").astype(np.bool_) if "repeats" in arrays else None,
         draw=draw,
         audit_rate=audit_rate,
         profile=priced.profile,

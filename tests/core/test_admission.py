@@ -307,12 +307,13 @@ def test_a_large_request_ends_under_an_endless_stream_of_small_ones(
     assert not large[0]
 
 
-def test_of_long_batches_soon_after_each_other_only_the_first_is_a_stall() -> None:
+def test_of_long_batches_soon_after_each_other_none_is_a_stall() -> None:
     """An engine that had become slow was taken to stall again and again: nobody counted as late, and the door stayed
     open to far more than it answered in time."""
     door = QueueAdmission(0.4, LINEAR).stalled(1.5, now=10.0)
     assert not door.late(9.0, now=10.0), "who waited for the stall"
     slow = door.stalled(0.5, now=11.0)
     assert slow.late(10.5, now=11.0), "the engine is slow by now"
+    assert slow.late(9.0, now=11.0), "and it was before: more had been let in than it answers"
     much_later = slow.stalled(1.5, now=60.0)
     assert not much_later.late(59.0, now=60.0), "another stall"

@@ -170,9 +170,12 @@ def test_one_name_of_a_gateway_is_no_name() -> None:
         ("most of all", False),
         ("four, one at a time", False),
         ("four, one at a time, rows in pairs", False),
+        ("four, one at a time, 2 % recorded", False),
         ("four, interleaved", True),
+        ("four, interleaved, 2 % recorded", True),
         ("sixteen, requests of 20 rows", True),
         ("users, many of them once", True),
+        ("users, many of them once, often twice in a row, 2 % recorded", True),
     ],
 )
 def test_a_name_that_most_requests_have_while_it_is_there_is_that_of_a_gateway(kind: str, believed: bool) -> None:
@@ -186,15 +189,20 @@ def test_a_name_that_most_requests_have_while_it_is_there_is_that_of_a_gateway(k
         "most of all": rng.choice(4, size=2_000, p=[0.88, 0.04, 0.04, 0.04]) + 1,
         "four, one at a time": i // 50 % 4 + 1,
         "four, one at a time, rows in pairs": i // 50 % 4 + 1,
+        "four, one at a time, 2 % recorded": rng.integers(1, 5, 2_000),
         "four, interleaved": rng.integers(1, 5, 2_000),
+        "four, interleaved, 2 % recorded": rng.integers(1, 5, 2_000),
         "sixteen, requests of 20 rows": rng.integers(1, 17, 100).repeat(20),
         "users, many of them once": rng.geometric(0.003, 2_000),
+        "users, many of them once, often twice in a row, 2 % recorded": rng.geometric(0.003, 2_000),
     }[kind]
     store = now.snapshot.observed.records
     assert store is not None
     rows = 20 if "20 rows" in kind else 2 if "pairs" in kind else 1
     time = fleet.now - 2_000 + np.repeat(np.arange(2_000 // rows) * float(rows), rows)
-    named = replace(store, records=replace(store.records, stream=stream.astype(np.int64), time=time))
+    follow = 0.98 if "one at a time" in kind else 0.4 if "in a row" in kind else 0.25
+    repeats = rng.random(2_000) < follow if "recorded" in kind else None
+    named = replace(store, records=replace(store.records, stream=stream.astype(np.int64), time=time, repeats=repeats))
     status = replace(now.status, consumed_through_at=None)
     told = tune_or_wait(replace(now, status=status, snapshot=changed(now.snapshot, records=named)))
     assert asked(told) == believed

@@ -11,7 +11,7 @@ from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_operator.kube.failures import failure
 from offramp_operator.kube.kinds import POD, TEMPLATE_ANNOTATION, Object
 from offramp_operator.kube.pods import endpoints
-from offramp_operator.kube.rejected import Rejections, rejections
+from offramp_operator.kube.rejected import Rejections, note, rejections
 from offramp_operator.kube.trim import trim
 
 GPU = "nvidia.com/gpu"
@@ -139,6 +139,28 @@ def test_rejections_before_a_pod_that_a_node_took_hold_nothing_up() -> None:
     seen = found(*ROW, took, rejected("once", second=900))
     assert not seen.holds(NOON + 901.0)
     assert found(*ROW, rejected("once", second=900)).holds(NOON + 901.0)
+
+
+def test_a_pod_that_waited_for_a_node_ends_a_series_when_it_is_placed() -> None:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(5)}
+    assert not found(*ROW, pod("waited", phase="Running", conditions=[placed])).holds(NOON + 6.0)
+
+
+def test_a_series_stays_ended_once_the_pod_that_ended_it_is_gone() -> None:
+    """With a node that was drained, three rejections of a quarter of an hour before held up all workers for ten
+    minutes."""
+    deployment: Object = {"metadata": {"name": "digits"}}
+    took = pod("took", second=30, phase="Running")
+    note(deployment, found(*ROW, took))
+    noted = str(deployment)
+    again = [*ROW, rejected("once", second=900)]
+    seen = rejections(again, template=NEW, deployment=deployment)
+    assert seen is not None and not seen.holds(NOON + 901.0)
+    note(deployment, seen)
+    assert str(deployment) == noted, "nothing new is to be written"
+    again += [rejected("twice", second=901), rejected("thrice", second=902)]
+    seen = rejections(again, template=NEW, deployment=deployment)
+    assert seen is not None and seen.holds(NOON + 903.0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from processes import WorkerProcess, document, plan_for, sign
 from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import SliceCounts, slice_number
 from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.accounts.turns import Turns
 from offramp_worker.engine.execution.sessions import Sessions
 
 BOTH = {"slices": ("day", "night"), "holdback_share": 0.0}
@@ -78,6 +80,34 @@ def test_records_say_which_slice_they_are_of(service: Service) -> None:
         service.serve(n, slice_name=name)
     column = np.frombuffer(base64.b64decode(service.engine.ring.read(0).slice), "<i4")
     assert column.tolist() == [slice_number("night")] * 3 + [slice_number("stranger")] * 2 + [0]
+
+
+@pytest.mark.parametrize(
+    ("streams", "share"),
+    [
+        ([f"gateway-{i // 50 % 4}" for i in range(5000)], (0.65, 0.85)),
+        ([f"client-{u}" for u in np.random.default_rng(1).integers(0, 4, 5000)], (0.15, 0.22)),
+        (["client"] * 5000, (0.0, 0.01)),
+        ([f"client-{u}" for u in np.random.default_rng(1).integers(0, 2, 5000)], (0.2, 0.3)),
+    ],
+    ids=["four in turns", "four at random", "the only one of its worker", "two at random"],
+)
+def test_sources_that_take_turns_are_told_from_those_that_have_a_worker_to_themselves(
+    streams: list[str], share: tuple[float, float]
+) -> None:
+    turns = Turns(draw=random.Random(1).random)
+    assert share[0] <= np.mean([turns.repeats(stream) for stream in streams]) <= share[1]
+
+
+def test_records_say_whether_the_request_before_named_the_same_stream_though_it_has_no_record(service: Service) -> None:
+    service.run(service.plan(), **BOTH, audit_rate=1.0)
+    service.engine.accounts.turns = Turns(draw=lambda: 0.0)
+    x = bundles.inputs(1)
+    for stream, never_exit in (("a", True), ("a", False), ("b", True), ("a", False), ("b", False), ("b", False)):
+        service.engine.submit(x, never_exit=never_exit, stream=stream)
+    service.serve(1)
+    column = np.frombuffer(base64.b64decode(service.engine.ring.read(0).repeats), "u1")
+    assert column.tolist() == [1, 0, 0, 1, 0]
 
 
 def test_a_stopped_slice_is_answered_by_no_cache(bundle_dir: Path, bundle: Bundle, sessions: Sessions) -> None:

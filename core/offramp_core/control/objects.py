@@ -609,7 +609,7 @@ class PoolPlanStatus:
     ``answered``, and what the workers cost an hour. While earlier days let expect more than is asked, ``expected`` is
     how much, and ``asked`` what the recent past asks; else both are 0. ``saving`` is the share of the engine's time
     that exits are counted on for, where the spec has them counted; ``exits_off_at`` is when they were last off
-    although they had been counted, for as long as they are not counted again."""
+    although they had been counted, or up to half a horizon before, for as long as they are not counted again."""
 
     demand: float = 0.0
     answered: float = 0.0

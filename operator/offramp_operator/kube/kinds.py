@@ -21,6 +21,7 @@ WORKER_POOL_LABEL = f"{GROUP}/worker-pool"
 ON_TRIAL = "next"  # value of the label of workers whose model is on trial
 TEMPLATE_ANNOTATION = f"{GROUP}/template"
 APPLIED_ANNOTATION = f"{GROUP}/applied"
+REJECTIONS_OVER_ANNOTATION = f"{GROUP}/rejections-over-until"
 
 Object = dict[str, Any]
 """A Kubernetes object as plain JSON values."""

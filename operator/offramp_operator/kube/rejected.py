@@ -1,11 +1,12 @@
 """Pods that the kubelet rejected: what says so of a Deployment, and how many pods may be asked for meanwhile.
 
-They stay in the cluster as Failed, so they are all that has to be remembered; whoever deletes them has the next one
-made at once.
+They stay in the cluster as Failed; whoever deletes them has the next one made at once. That a node took a pod after
+them is kept with the Deployment, as that pod may go.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from offramp_core.control.workers.rejected import LONGEST_PAUSE_SECONDS, next_wo
 from offramp_core.reasons import Reason
 from offramp_operator.kube.devices import requested
 from offramp_operator.kube.failures import BY_KUBELET, condition, failure, one_line, shortened, was_rejected
-from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, uid_of
+from offramp_operator.kube.kinds import REJECTIONS_OVER_ANNOTATION, TEMPLATE_ANNOTATION, Object, name_of, uid_of
 
 REPORTED_SECONDS = 60.0  # within which the next pod is there, and tells of itself
 
@@ -24,12 +25,19 @@ REPORTED_SECONDS = 60.0  # within which the next pod is there, and tells of itse
 class Rejections:
     """Pods of one Deployment that are as the spec asks for: those that were ``rejected``, the latest last, those that
     nodes have ``taken``, and how many are ``coming``, which no node is known to reject. ``served`` is the digest of the
-    template of others that nodes have; empty where there are none."""
+    template of others that nodes have; empty where there are none. ``over`` is what was known as :attr:`over_until`."""
 
     rejected: tuple[Object, ...]
     taken: tuple[Object, ...]
     coming: int
     served: str
+    over: float = -math.inf
+
+    @property
+    def over_until(self) -> float:
+        """When the last one was rejected before a node took another; infinitely long ago without."""
+        last_taken = max(map(placed_at, self.taken), default=-math.inf)
+        return max([self.over, *(at for at in map(placed_at, self.rejected) if at <= last_taken)])
 
     @property
     def kept(self) -> int:
@@ -39,7 +47,7 @@ class Rejections:
     @property
     def until(self) -> float | None:
         """When the next pod may be asked for."""
-        return next_worker_at(map(made_at, self.rejected), taken_at=map(made_at, self.taken))
+        return next_worker_at(map(placed_at, self.rejected), taken_at=(self.over_until,))
 
     def holds(self, now: float) -> bool:
         """Whether no further pod is to be asked for. Where nodes have pods of both templates, each way to that would
@@ -52,7 +60,7 @@ class Rejections:
     def endpoint(self, *, wanted: int, held: bool, now: float) -> WorkerEndpoint | None:
         """A worker that stands for them, as long as workers are lacking and the next one does not tell of itself."""
         last, until = self.rejected[-1], self.until if held else None
-        if len(self.taken) >= wanted or now > (until or made_at(last)) + REPORTED_SECONDS:
+        if len(self.taken) >= wanted or now > (until or placed_at(last)) + REPORTED_SECONDS:
             return None
         sentence, words = failure(last)[1], one_line(str(last["status"]["message"]).removeprefix(BY_KUBELET))
         message = sentence if words in sentence else f"{sentence} (the kubelet: {words})"
@@ -79,8 +87,8 @@ def _what_follows(n: int, until: float | None) -> str:
     )
 
 
-def rejections(pods: Iterable[Object], *, template: str | None) -> Rejections | None:
-    """What nodes rejected of the pods that the spec asks for; None where that is nothing."""
+def rejections(pods: Iterable[Object], *, template: str | None, deployment: Object | None = None) -> Rejections | None:
+    """What nodes rejected of the pods of a Deployment that are as the spec asks for; None where that is nothing."""
     pods = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     rejected = [pod for pod in pods if was_rejected(pod) and template_of(pod) == template]
     if not rejected:
@@ -88,17 +96,36 @@ def rejections(pods: Iterable[Object], *, template: str | None) -> Rejections | 
     taken = [pod for pod in pods if _taken(pod)]
     reject = {node_of(pod) for pod in rejected}
     return Rejections(
-        tuple(sorted(rejected, key=lambda pod: (made_at(pod), name_of(pod)))),
+        tuple(sorted(rejected, key=lambda pod: (placed_at(pod), name_of(pod)))),
         taken=tuple(pod for pod in taken if template_of(pod) == template),
         coming=sum(template_of(pod) == template and _is_coming(pod, reject) for pod in pods),
         served=next((digest for pod in taken if (digest := template_of(pod)) != template), ""),
+        over=-math.inf if deployment is None else _noted(deployment),
     )
 
 
-def made_at(pod: Object) -> float:
-    """When a pod was made: as good as when a node takes or rejects it, and by one clock, where each kubelet has its
-    own."""
-    return datetime.fromisoformat(str(pod["metadata"]["creationTimestamp"])).timestamp()
+def note(deployment: Object, found: Rejections) -> None:
+    """Keep with a Deployment that is to be applied which rejections are over. Others than before are written only once
+    there are further ones."""
+    if found.over_until > -math.inf:
+        over = datetime.fromtimestamp(found.over_until, UTC).isoformat()
+        deployment["metadata"].setdefault("annotations", {})[REJECTIONS_OVER_ANNOTATION] = over
+
+
+def _noted(deployment: Object) -> float:
+    notes = deployment["metadata"].get("annotations") or {}
+    try:
+        return datetime.fromisoformat(notes[REJECTIONS_OVER_ANNOTATION]).timestamp()
+    except (KeyError, ValueError):
+        return -math.inf
+
+
+def placed_at(pod: Object) -> float:
+    """When a pod was placed on a node, where that is known, else when it was made: as good as when a node takes or
+    rejects it, and by the API server's clock, where each kubelet has its own."""
+    placed = condition(pod, "PodScheduled")
+    known = placed.get("lastTransitionTime") if placed.get("status") == "True" else None
+    return datetime.fromisoformat(str(known or pod["metadata"]["creationTimestamp"])).timestamp()
 
 
 def node_of(pod: Object) -> str:

@@ -23,10 +23,11 @@ NAMES = ("ramp_id", "ramp_precision")
 ABSENT = {
     "slice": ("<i4", 0),
     "stream": ("<i8", 0),
+    "repeats": ("u1", 0),
     "draw": ("<f4", UNKNOWN_DRAW),
     "audit_rate": ("<f4", 1.0),
 }  # where nobody told
-COLUMNS = ("time", "uncertainty", "slice", "stream", "draw", "audit_rate")
+COLUMNS = ("time", "uncertainty", "slice", "stream", "repeats", "draw", "audit_rate")
 ANSWERS = tuple(tuple(name for name, _, _ in columns) for columns in (LABELS, LOSSES))  # a pool has one kind of them
 
 
@@ -40,7 +41,7 @@ class RampSetKey:
 
 def row_bytes(n_ramps: int) -> int:
     """What a row takes in memory."""
-    return 8 * n_ramps + 36
+    return 8 * n_ramps + 37
 
 
 def rows_each(services: int, *, n_ramps: int) -> int:
@@ -142,15 +143,15 @@ class RecordPool:
         return new
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream
-        there is no such column, so that a certificate is the same as before there were any."""
+        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream,
+        or repeats one, there is no such column, so that a certificate is the same as before there were any."""
         self._compact()
         if not self._chunks:
             shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}
             names = [name for name in (*COLUMNS, *ANSWERS[0]) if name not in ABSENT]
             return {name: np.zeros(shapes.get(name, (0,))) for name in names}
         chunk = self._chunks[0]
-        empty = {name for name in ("slice", "stream") if not chunk[name].any()}
+        empty = {name for name in ("slice", "stream", "repeats") if not chunk[name].any()}
         return {name: column for name, column in chunk.items() if name not in empty}
 
     def dump(self) -> dict[str, npt.NDArray[Any]]:

@@ -27,8 +27,8 @@ class RecordRows:
     """A decoded :class:`RecordBlock`: n rows over R ramps, ``first`` the sequence number of row 0.
 
     ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``answers`` are its columns about answers (:data:`LABELS`
-    or :data:`LOSSES`), ``slice`` int32 [n], ``stream`` int64 [n], ``draw`` and ``audit_rate`` float32 [n]. What workers
-    of before do not report is 0, 1 for the rate, and :data:`UNKNOWN_DRAW`.
+    or :data:`LOSSES`), ``slice`` int32 [n], ``stream`` int64 [n], ``repeats`` uint8 [n], ``draw`` and ``audit_rate``
+    float32 [n]. What workers of before do not report is 0, 1 for the rate, and :data:`UNKNOWN_DRAW`.
     """
 
     first: int
@@ -38,6 +38,7 @@ class RecordRows:
     answers: dict[str, npt.NDArray[Any]]
     slice: npt.NDArray[np.int32]
     stream: npt.NDArray[np.int64]
+    repeats: npt.NDArray[np.uint8]
     draw: npt.NDArray[np.float32]
     audit_rate: npt.NDArray[np.float32]
 
@@ -90,6 +91,7 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         },
         slice=_column(block, "slice", "<i4", (n,)) if block.slice else np.zeros(n, dtype=np.int32),
         stream=_column(block, "stream", "<i8", (n,)) if block.stream else np.zeros(n, dtype=np.int64),
+        repeats=_column(block, "repeats", "u1", (n,)) if block.repeats else np.zeros(n, dtype=np.uint8),
         draw=_column(block, "draw", "<f4", (n,)) if block.draw else np.full(n, UNKNOWN_DRAW, dtype=np.float32),
         audit_rate=_column(block, "audit_rate", "<f4", (n,)) if block.audit_rate else np.ones(n, dtype=np.float32),
     )

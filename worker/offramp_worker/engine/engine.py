@@ -205,7 +205,7 @@ class Engine:
             max_disagreement=max_disagreement,
             plan=plan,
         )
-        self.accounts.admitted(len(x))
+        ticket.repeats = self.accounts.admitted(len(x), stream)
         if self._followers is not None and self._followers.answers(ticket):
             return ticket
         try:

@@ -226,8 +226,13 @@ class Accounts:
                 "loss": np.array([[losses[name][self.output] for name in variants]], dtype=np.float32),
                 "final_loss": np.array([final], dtype=np.float32),
             },
-            origins=[Origin(slice_number(owed.request_class), stream_number(owed.source), owed.draw, owed.audit_rate)],
+            origins=[_origin(owed)],
         )
+
+
+def _origin(owed: Owed) -> Origin:
+    slice_id, stream = slice_number(owed.request_class), stream_number(owed.source)
+    return Origin(slice_id, stream, owed.repeats, owed.draw, owed.audit_rate)
 
 
 def per_token(ticket: Ticket) -> float | None:

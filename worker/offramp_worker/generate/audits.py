@@ -60,6 +60,7 @@ class Owed:
     wall_time: float
     request_class: str
     source: str
+    repeats: bool
 
     @property
     def size(self) -> int:
@@ -118,6 +119,7 @@ def owed_by(ticket: Ticket) -> Owed | None:
         ticket.wall_time,
         ticket.request_class,
         ticket.source,
+        ticket.repeats,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from offramp_core.errors import OfframpError
 from offramp_core.generation.admission import Refused
 from offramp_core.generation.columns import answer_uncertainty
+from offramp_worker.engine.accounts.turns import Turns
 from offramp_worker.generate.answers import GeneratedAnswer, Given, Piece
 from offramp_worker.generate.requests import MAX_SEED, Asked, RequestError, Wanted
 from offramp_worker.generate.routes import Assigned, Dispatch
@@ -52,6 +53,7 @@ class Ticket:
     wall_time: float
     request_class: str = ""
     source: str = ""
+    repeats: bool = False
     sequence: int | None = None
     prompt_left: int = 0
     passed: int = 0
@@ -151,6 +153,7 @@ class TicketMaker:
             len(loaded.bundle.variants) > 1
         )  # whether an audit of the reference's own answers says anything
         self._number = 0
+        self._turns = Turns()
 
     def make(self, asked: Asked, *, reply: int, running: int, at_once: int) -> list[Ticket]:
         """One ticket per answer; ``reply`` are the bytes of all of them, ``running`` answers are computed or wait
@@ -163,9 +166,10 @@ class TicketMaker:
         """
         n = len(asked.prompts)
         beside = min(running + n, at_once) - 1  # all of them begin together
-        return [self._ticket(asked, i, reply // n, beside, running + i) for i in range(n)]
+        repeats = self._turns.repeats(asked.wanted.source)
+        return [self._ticket(asked, i, reply // n, beside, running + i, repeats=repeats) for i in range(n)]
 
-    def _ticket(self, asked: Asked, i: int, reply: int, running: int, ahead: int) -> Ticket:
+    def _ticket(self, asked: Asked, i: int, reply: int, running: int, ahead: int, *, repeats: bool) -> Ticket:
         wanted, prompt, most = asked.wanted, asked.prompts[i], asked.max_tokens[i]
         sampling = wanted.sampling
         assigned = self._dispatch.assign(
@@ -204,6 +208,7 @@ class TicketMaker:
             self._wall_clock(),
             wanted.request_class,
             wanted.source,
+            repeats,
             prompt_left=len(prompt),
         )
 

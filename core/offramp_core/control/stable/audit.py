@@ -74,6 +74,7 @@ SLIGHT = 4  # times as many, with which scenes show clearly
 NEARLY_ALL = 0.9  # share of records that name their sources
 MOST_OF_ONE = 0.3  # of the records between its first and its last: a name with more may be a gateway's
 MOST_IN_TURNS = 0.5  # of a name's requests, directly after another of its own: gateways may take turns
+FEW = 20  # records of a name, with fewer of which it is judged by what all names do more than by its own
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
 
@@ -117,7 +118,8 @@ def _named_share(records: Records) -> float:
     """Share of the newest records whose name may be that of one source among several.
 
     A name that most requests have while it is there may be that of a gateway, or of one that is renamed now and then,
-    with many sources behind it. So may one whose requests mostly follow each other directly: gateways take turns.
+    with many sources behind it. So may one whose requests mostly follow each other directly, as workers report or among
+    the records: gateways take turns.
     """
     if records.stream is None or not len(records):
         return 0.0
@@ -126,6 +128,10 @@ def _named_share(records: Records) -> float:
     last = len(stream) - 1 - np.unique(stream[::-1], return_index=True)[1]
     of_all = (count - 1) / np.maximum(1, last - first)
     in_turns = _in_turns(row, None if records.time is None else records.time[-CLUSTERING_RECORDS:])
+    if records.repeats is not None:
+        repeats = records.repeats[-CLUSTERING_RECORDS:]
+        reported = (np.bincount(row, repeats) + FEW * repeats.mean()) / (count + FEW)
+        in_turns = np.maximum(in_turns, reported)
     return float(((names != 0) & (of_all <= MOST_OF_ONE) & (in_turns <= MOST_IN_TURNS))[row].mean())
 
 

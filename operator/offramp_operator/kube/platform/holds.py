@@ -11,7 +11,7 @@ from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.kinds import POD, REPLICA_SET, Object, name_of, namespace_of, uid_of
 from offramp_operator.kube.platform.templates import template_mark
-from offramp_operator.kube.rejected import Rejections, rejections
+from offramp_operator.kube.rejected import Rejections, note, rejections
 from offramp_operator.shell.log import log_event
 
 
@@ -29,7 +29,10 @@ class Holds:
         if live is None or "replicas" not in body["spec"]:
             return
         found = self._rejections(live, template_mark(body["spec"]))
-        if found is None or not found.holds(self._clock()):
+        if found is None:
+            return
+        note(body, found)
+        if not found.holds(self._clock()):
             return
         if not found.served:
             body["spec"]["replicas"] = min(body["spec"]["replicas"], found.kept)
@@ -47,7 +50,8 @@ class Holds:
     def _rejections(self, deployment: Object, template: str | None) -> Rejections | None:
         """What nodes rejected of the pods that a Deployment should have."""
         sets = self._cache.owned(REPLICA_SET, uid_of(deployment))
-        return rejections((pod for rs in sets for pod in self._cache.owned(POD, uid_of(rs))), template=template)
+        pods = (pod for rs in sets for pod in self._cache.owned(POD, uid_of(rs)))
+        return rejections(pods, template=template, deployment=deployment)
 
     async def earlier_pods(self, deployment: Object, wanted: str) -> Object | None:
         """The template of a digest, of which Kubernetes keeps the last ones in ReplicaSets."""

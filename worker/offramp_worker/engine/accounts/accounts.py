@@ -18,6 +18,7 @@ from offramp_core.reasons import RequestOutcome
 from offramp_core.task import Task
 from offramp_worker.bundle.lengths import batch_shape
 from offramp_worker.engine.accounts.counters import Counters
+from offramp_worker.engine.accounts.turns import Turns
 from offramp_worker.engine.arms.arms import Active, Runtime
 from offramp_worker.engine.queue.batcher import Batch
 from offramp_worker.engine.queue.tickets import Ticket
@@ -44,12 +45,14 @@ class Accounts:
         document in force."""
         self._counters, self._metrics, self._spec, self._exact_seconds = counters, metrics, spec, exact_seconds
         self._task, self._objective, self._breaker_open, self._clock = task, objective, breaker_open, clock
+        self.turns = Turns()
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def admitted(self, rows: int) -> None:
-        """A request of so many rows is on its way through the engine."""
+    def admitted(self, rows: int, stream: str = "") -> bool:
+        """A request of so many rows is on its way through the engine. Returns what :class:`Turns` says of it."""
         self._metrics.inflight.inc(rows)
+        return self.turns.repeats(stream)
 
     def refused(self, rows: int) -> None:
         """A request was turned away before it was looked at."""

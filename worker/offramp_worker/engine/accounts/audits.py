@@ -47,6 +47,7 @@ class Audit:
     runtime: Runtime
     slice_name: str = ""
     stream: str = ""
+    repeats: bool = False
     draw: float = 0.0
     tier: str = ""
     missed: bool = False
@@ -70,6 +71,7 @@ def audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: b
         runtime,
         ticket.slice_name,
         ticket.stream,
+        ticket.repeats,
         ticket.draws[row],
         ticket.tier,
     )
@@ -239,4 +241,5 @@ class AuditDesk:
 
 
 def _origin(audit: Audit) -> Origin:
-    return Origin(slice_number(audit.slice_name), stream_number(audit.stream), audit.draw, audit.runtime.audit_rate)
+    slice_id, stream = slice_number(audit.slice_name), stream_number(audit.stream)
+    return Origin(slice_id, stream, audit.repeats, audit.draw, audit.runtime.audit_rate)

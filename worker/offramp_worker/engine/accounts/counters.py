@@ -148,11 +148,12 @@ class Counters:
 
 
 class Origin(NamedTuple):
-    """Where a record comes from: the numbers of its slice and stream, what was drawn for it and the rate that was
-    compared with."""
+    """Where a record comes from: the numbers of its slice and stream, what :class:`.turns.Turns` says of it, what was
+    drawn for it and the rate that was compared with."""
 
     slice_id: int = 0
     stream: int = 0
+    repeats: bool = False
     draw: float = 0.0
     audit_rate: float = 1.0
 
@@ -183,6 +184,7 @@ class RecordRing:
         }
         self._slice = np.zeros(rows, dtype="<i4")
         self._stream = np.zeros(rows, dtype="<i8")
+        self._repeats = np.zeros(rows, dtype="u1")
         self._draw = np.zeros(rows, dtype="<f4")
         self._audit_rate = np.ones(rows, dtype="<f4")
 
@@ -207,7 +209,7 @@ class RecordRing:
             for name, column in self._answers.items():
                 column[at] = answers[name]
             columns = zip(*origins, strict=True) if origins else Origin()
-            self._slice[at], self._stream[at], self._draw[at], self._audit_rate[at] = columns
+            self._slice[at], self._stream[at], self._repeats[at], self._draw[at], self._audit_rate[at] = columns
             self._next += len(uncertainty)
 
     def read(self, after: int, *, limit: int = ROWS_PER_ANSWER) -> RecordBlock:
@@ -224,6 +226,7 @@ class RecordRing:
                     *self._answers.items(),
                     ("slice", self._slice),
                     ("stream", self._stream),
+                    ("repeats", self._repeats),
                     ("draw", self._draw),
                     ("audit_rate", self._audit_rate),
                 )

@@ -100,6 +100,8 @@ class Ticket:
     #: slice_name and stream: what the request says it belongs to, declared or not, and which source it comes from.
     slice_name: str = ""
     stream: str = ""
+    #: Its source may take turns with others (:class:`~offramp_worker.engine.accounts.turns.Turns`).
+    repeats: bool = False
     #: The smaller budget that it asks for; empty for everybody's. The worker itself makes it that of overload.
     tier: str = ""
     #: It names everybody's budget, and takes no larger one.
