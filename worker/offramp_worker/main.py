@@ -51,8 +51,8 @@ SWEEP_SECONDS = 1.0
 RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
 EXECUTOR_LOST = 3  # the exit code
 REPLY_SECONDS = 12  # of a drain; what is left of it belongs to audits
-TELL_SECONDS = 5.0  # for a last pull; one comes each second, and at once where the platform tells that a worker leaves
-TELL_POLL_SECONDS = 0.05
+PULL_SECONDS = 5.0  # for a last pull; one comes each second, and at once where the platform tells that a worker leaves
+PULL_POLL_SECONDS = 0.05
 # Longer than clients keep idle connections, so that they close them and no request meets a closing one.
 KEEP_ALIVE_SECONDS = 75
 
@@ -138,7 +138,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     loop = asyncio.get_running_loop()
     front = Front(loop)
     stop = asyncio.Event()
-    worker = InferenceWorker(settings, deliver=front.deliver, on_lost=partial(tell, loop, stop))
+    worker = InferenceWorker(settings, deliver=front.deliver, on_lost=partial(stop_from_thread, loop, stop))
     worker.tracing = tracing_of(settings)
     on_signals(loop, stop)
     if settings.feedback_rows:
@@ -168,7 +168,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         await public.close()
         # The admin port outlives the public one, so that the last audits can still be pulled.
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
-        await until_pulled(worker, until=min(deadline, loop.time() + TELL_SECONDS))
+        await until_pulled(worker, until=min(deadline, loop.time() + PULL_SECONDS))
         if admin is not None:
             await admin.close()
         if worker.tracing is not None:
@@ -193,7 +193,7 @@ def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
             loop.add_signal_handler(number, stop.set)
 
 
-def tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def stop_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     """Set ``stop``, from another thread."""
     loop.call_soon_threadsafe(stop.set)
 
@@ -230,7 +230,7 @@ async def until_pulled(worker: Owing, *, until: float) -> None:
     """Give the control plane time for a last pull, where it waits for audits that are done by now."""
     loop = asyncio.get_running_loop()
     while worker.owes_audits and loop.time() < until:
-        await asyncio.sleep(TELL_POLL_SECONDS)
+        await asyncio.sleep(PULL_POLL_SECONDS)
 
 
 def connections(

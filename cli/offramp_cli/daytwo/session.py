@@ -174,7 +174,7 @@ def day_two(command: Callable[Concatenate[Session, P], None]) -> Callable[..., N
         try:
             source = choose(choice, program=_program())
             if choice.state is None and not choice.names_cluster:
-                _tell_default(source)
+                _print_default(source)
             session = Session(source, "json" if as_json else output, choice, time.time())
             command(session, *arguments, **options)
         except RefusedError as error:
@@ -196,7 +196,7 @@ def _program() -> str:
     return Path(sys.argv[0]).name
 
 
-def _tell_default(source: Source) -> None:
+def _print_default(source: Source) -> None:
     """A folder that is read because it lies here could be forgotten; on a terminal say so."""
     from offramp_cli.source.folder import FolderSource
 

@@ -119,14 +119,14 @@ def _decide(session: Session, name: str, rollout_name: str | None, decide: decis
     change = decide(family, rollout)
     if change.spec:
         session.source.change_rollout(family, rollout, change.spec)
-    _tell(session, family, change.message, {"rollout": rollout.name, "changed": dict(change.spec)})
+    _show(session, family, change.message, {"rollout": rollout.name, "changed": dict(change.spec)})
 
 
 def _request(session: Session, family: Family, text: str, message: str) -> None:
     session.source.request(family, text)
-    _tell(session, family, message, {"request": text})
+    _show(session, family, message, {"request": text})
 
 
-def _tell(session: Session, family: Family, message: str, facts: dict[str, Any]) -> None:
+def _show(session: Session, family: Family, message: str, facts: dict[str, Any]) -> None:
     note = f" ({family.note})" if family.note else ""
     session.show(lambda: [Text(message + note)], lambda: {"service": family.name, "message": message + note, **facts})

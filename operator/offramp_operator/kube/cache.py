@@ -107,7 +107,7 @@ class ObjectCache:
         self._deleted: OrderedDict[str, float] = OrderedDict()
         self._unreadable: dict[tuple[Kind, str | None], str] = {}
 
-    def tell(self, changed: Callable[[Object], None]) -> None:
+    def subscribe(self, changed: Callable[[Object], None]) -> None:
         """Call ``changed`` with every object that is added, changed or dropped, whoever brings the news."""
         self._listeners.append(changed)
 
@@ -168,7 +168,7 @@ class ObjectCache:
             self.remove(kind, uid, version=kept.version)
         return [kept.unpacked() for _, kept in gone]
 
-    def tell_unreadable(self, kind: Kind, namespace: str | None, problem: str) -> bool:
+    def note_unreadable(self, kind: Kind, namespace: str | None, problem: str) -> bool:
         """Note why a kind cannot be read now, or with an empty text that it can; whether that is news. What is known of
         it stays.
 

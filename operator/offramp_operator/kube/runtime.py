@@ -164,7 +164,7 @@ def _connection(configuration: kubernetes_client.Configuration) -> kopf.Connecti
 
 def _feed(handlers: kopf.OperatorRegistry, kind: Kind, *, on_event: OnEvent, failed: Callable[[], object]) -> None:
     @kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=handlers)
-    async def _tell(event: kopf.RawEvent, **_: Any) -> None:
+    async def _on_event(event: kopf.RawEvent, **_: Any) -> None:
         try:
             on_event(kind, event["type"], dict(event["object"]))
         except Exception as error:

@@ -97,10 +97,10 @@ class TurnKeeper:
         if self._turns.failed.keys() != self._failed.keys():
             self._failed = self._turns.failed
             changed |= {name for name, member in self._members.items() if member.waits}
-            self._tell()
+            self._log_failed()
         self._woken |= {ServiceKey(*name.split("/", 1)) for name in changed}
 
-    def _tell(self) -> None:
+    def _log_failed(self) -> None:
         if self._failed:
             failures = "; ".join(f"{name}: {why}" for name, why in sorted(self._failed.items()))
             log_event("fleet-update-stopped", f"no further service is updated: {failures}", level=logging.ERROR)

@@ -354,17 +354,17 @@ class Feed:
             if error.status == ABSENT_KIND:
                 for obj in self._cache.drop(kind, namespace=namespace):
                     self._wake_for(kind, obj, wake)
-            self._tell_readable(scope, str(error), wake)
+            self._note_readable(scope, str(error), wake)
             return None
         for obj in self._cache.sweep(kind, present, version=version, namespace=namespace):
             self._wake_for(kind, obj, wake)
-        self._tell_readable(scope, "", wake)
+        self._note_readable(scope, "", wake)
         return newest, version
 
-    def _tell_readable(self, scope: Scope, problem: str, wake: Wake) -> None:
+    def _note_readable(self, scope: Scope, problem: str, wake: Wake) -> None:
         """Every service may have waited for that, or has to say so: nothing else would wake those whose objects are as
         they were."""
-        if scope[0].optional and self._cache.tell_unreadable(*scope, problem):
+        if scope[0].optional and self._cache.note_unreadable(*scope, problem):
             for key in self._whom.everybody(self._cache):
                 wake(key)
 

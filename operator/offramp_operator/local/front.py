@@ -57,16 +57,16 @@ class FrontProcess:
         self._keeper = asyncio.create_task(self._keep(), name="front")
 
     async def serve(self, backends: Mapping[str, tuple[str, int]]) -> None:
-        """Send new work to these workers; telling the same again does nothing."""
+        """Send new work to these workers; sending the same again does nothing."""
         if backends != self._backends:
             self._backends = dict(backends)
-            await self._tell({"backends": self._backends})
+            await self._send({"backends": self._backends})
 
     async def drain(self, name: str) -> None:
         """Move clients off a worker; returns when nobody uses it, at the latest after ``DRAIN_SECONDS``."""
         self._backends.pop(name, None)
         done = self._drained[name] = asyncio.Event()
-        await self._tell({"drain": name})
+        await self._send({"drain": name})
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(done.wait(), DRAIN_SECONDS)
         del self._drained[name]
@@ -75,7 +75,7 @@ class FrontProcess:
         """Take no more connections, let the requests under way finish, and end the proxy."""
         self._closing = True
         self._socket.close()
-        await self._tell({"stop": grace_seconds})
+        await self._send({"stop": grace_seconds})
         process = self._process
         if process is not None:
             try:
@@ -96,7 +96,7 @@ class FrontProcess:
             )
             if self._closing:  # changed while the process was being made, which so did not hear of it
                 process.kill()
-            await self._tell({"backends": self._backends})
+            await self._send({"backends": self._backends})
             await self._listen(process)
             code = await process.wait()
             if not self._closing:
@@ -110,7 +110,7 @@ class FrontProcess:
             if name in self._drained:
                 self._drained[name].set()
 
-    async def _tell(self, order: Mapping[str, object]) -> None:
+    async def _send(self, order: Mapping[str, object]) -> None:
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:
             return  # the next proxy is sent the whole set when it starts

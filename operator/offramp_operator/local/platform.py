@@ -70,7 +70,7 @@ class LocalPlatform:
         self._state, self._fleet, self._key, self._url, self._trainer = state, fleet, key, url, trainer
         self._store = ObjectStore(state.objects)
         self._versions: dict[tuple[str, str], str] = {}
-        self._looks = 0
+        self._polls = 0
 
     def apply(self, intent: Intent) -> bool:
         """What `kubectl apply` does: create the service, or raise its generation when the spec differs. Returns whether
@@ -101,8 +101,8 @@ class LocalPlatform:
     def changes(self, key: ServiceKey) -> int:
         """Nobody tells of a changed file, so it is looked at every time: there is one service, and its files are
         small."""
-        self._looks += 1
-        return self._looks
+        self._polls += 1
+        return self._polls
 
     async def ensure_workers(self, service: Service, identity: WorkerIdentity) -> None:
         template = render(service.name, service.uid, service.spec)

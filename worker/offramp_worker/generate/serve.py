@@ -21,14 +21,14 @@ from offramp_worker.http.admin import admin_app
 from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event
 from offramp_worker.main import (
+    PULL_SECONDS,
     REPLY_SECONDS,
-    TELL_SECONDS,
     connections,
     listen,
     listen_admin,
     load_and_wait,
     on_signals,
-    tell,
+    stop_from_thread,
     until_pulled,
 )
 from offramp_worker.settings import Settings
@@ -57,7 +57,9 @@ async def serve_generation(settings: Settings, *, stay_up_broken: bool, load: Lo
         raise InvalidArgumentError(f"{name} is set; it is for models that classify, leave it out")
     loop, stop, hub = asyncio.get_running_loop(), asyncio.Event(), Hub(asyncio.get_running_loop())
     own = generation_settings(os.environ)
-    worker = GenerationWorker(settings, own, load=load, deliver=hub.deliver, on_lost=partial(tell, loop, stop))
+    worker = GenerationWorker(
+        settings, own, load=load, deliver=hub.deliver, on_lost=partial(stop_from_thread, loop, stop)
+    )
     on_signals(loop, stop)
     budget = ByteBudget(settings.max_bodies_bytes)
     door = Door(worker, hub, budget, min(settings.max_body_bytes, MAX_BODY_BYTES))
@@ -74,7 +76,7 @@ async def serve_generation(settings: Settings, *, stay_up_broken: bool, load: Lo
         loop.call_later(REPLY_SECONDS - WORDS_SECONDS, worker.end_answers)
         await public.close()
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
-        await until_pulled(worker, until=min(deadline, loop.time() + TELL_SECONDS))
+        await until_pulled(worker, until=min(deadline, loop.time() + PULL_SECONDS))
         if admin is not None:
             await admin.close()
         log_event("stopped", answers=worker.metrics.outcomes())

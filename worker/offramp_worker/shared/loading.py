@@ -21,7 +21,7 @@ def in_background(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: Exception | None) -> None:
+    def settle(result: T | None, error: Exception | None) -> None:
         if future.done():
             return
         if error is not None:
@@ -36,7 +36,7 @@ def in_background(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
         except Exception as raised:  # whatever it is, it belongs to who waits
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, result, error)
+            loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future

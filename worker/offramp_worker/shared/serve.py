@@ -10,8 +10,8 @@ from typing import Any
 from offramp_core.errors import InvalidBundleError
 from offramp_worker.logs import log_event
 from offramp_worker.main import (
+    PULL_SECONDS,
     REPLY_SECONDS,
-    TELL_SECONDS,
     connections,
     listen,
     listen_admin,
@@ -69,7 +69,7 @@ async def serve_models(settings: SharedSettings, *, stay_up_broken: bool) -> Non
             await rpc.stop(REPLY_SECONDS)
         await public.close()
         await repository.close(seconds=max(1.0, deadline - loop.time()))
-        await until_pulled(repository, until=min(deadline, loop.time() + TELL_SECONDS))
+        await until_pulled(repository, until=min(deadline, loop.time() + PULL_SECONDS))
         if admin is not None:
             await admin.close()
         if repository.tracing is not None:

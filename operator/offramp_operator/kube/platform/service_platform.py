@@ -90,7 +90,7 @@ class KubePlatform:
         self._plans = PlanStore(client, cache, children)
         self._events = EventPoster(client, cache, instance=instance, clock=clock)
         self._children = children
-        cache.tell(self._note)
+        cache.subscribe(self._note)
 
     def _note(self, obj: Object) -> None:
         key = service_key(obj)

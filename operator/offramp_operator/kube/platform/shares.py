@@ -77,10 +77,10 @@ class ClassShares:
         self._classes: dict[str, _Limited] = {}
         self._users: dict[ServiceKey, tuple[str, ...]] = {}
         self._asks: dict[ServiceKey, dict[str, int]] = {}
-        self._odd: dict[str, str] = {}  # services and classes that nothing follows from, and why
+        self._failures: dict[str, str] = {}  # services and classes whose share cannot be computed, and why
         self._changed_classes = {name for _, name in cache.names(WORKER_CLASS)}
         self._changed = {ServiceKey(*user) for name in self._changed_classes for user in cache.of_class(name)}
-        cache.tell(self._note)
+        cache.subscribe(self._note)
 
     def _note(self, obj: Object) -> None:
         """Something has changed; most of it is about no class."""
@@ -163,11 +163,11 @@ class ClassShares:
             try:
                 shares = next_shares(name, most, limited.uses.values())
             except Exception as error:
-                self._tell_odd(f"WorkerClass {name}", error)
+                self._log_failure(f"WorkerClass {name}", error)
                 limited.shares = {user: self._as_it_is(name, use.holds) for user, use in limited.uses.items()}
             else:
                 limited.shares = {user: replace(share, max_workers=limited.most) for user, share in shares.items()}
-                self._odd.pop(f"WorkerClass {name}", None)
+                self._failures.pop(f"WorkerClass {name}", None)
         return limited.shares
 
     def _as_it_is(self, name: str, holds: int) -> ClassShare:
@@ -210,7 +210,7 @@ class ClassShares:
             self._users[key] = named
         else:
             self._asks.pop(key, None)
-            self._odd.pop(str(key), None)
+            self._failures.pop(str(key), None)
         uses = self._uses(key, obj if named else None)
         for name, known in self._classes.items():
             if known.uses.get(str(key)) != uses.get(name):
@@ -227,7 +227,7 @@ class ClassShares:
         except (InvalidSpecError, InvalidArgumentError):  # its pass says so
             pass
         except Exception as error:
-            self._tell_odd(str(key), error)
+            self._log_failure(str(key), error)
         if service is None:  # what it has may still run
             return {name: ClassUse(str(key), n) for name in self._classes if (n := self._running(key, name))}
         holds = {pool.name: pool.desired for pool in service.status.pools} or {"": service.status.workers.desired}
@@ -248,10 +248,10 @@ class ClassShares:
         try:
             uses = uses_of(service, holds=holds, limited=self._classes)
         except Exception as error:
-            self._tell_odd(str(key), error)
+            self._log_failure(str(key), error)
             uses = _held(service, holds, self._classes)
         else:
-            self._odd.pop(str(key), None)
+            self._failures.pop(str(key), None)
         return {**earlier, **uses}
 
     def _running(self, key: ServiceKey, name: str, *, but: Collection[str] = ()) -> int:
@@ -273,10 +273,10 @@ class ClassShares:
             del marked[key]
         return sum(max(asked.get(pool, 0), there.get(pool, 0)) for pool in {*asked, *there})
 
-    def _tell_odd(self, name: str, error: Exception) -> None:
-        """Tell once that nothing follows from what is known of one; all others go on."""
-        if self._odd.get(name) != str(error):
-            self._odd[name] = str(error)
+    def _log_failure(self, name: str, error: Exception) -> None:
+        """Log once that the share of one cannot be computed; all others go on."""
+        if self._failures.get(name) != str(error):
+            self._failures[name] = str(error)
             message = f"{name} keeps the workers that it has: its share cannot be computed: {error}"
             log_event("class-share-failed", message, level=logging.ERROR, error=error)
 

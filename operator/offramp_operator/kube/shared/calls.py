@@ -35,7 +35,7 @@ class Calls:
         answers = await asyncio.gather(*(self._call(uid, url, token, None) for uid, url in urls.items()))
         return {held.uid: held for held in answers if isinstance(held, HeldModels)}
 
-    async def tell(self, uid: str, url: str, token: str, signed: SignedDocument) -> HeldModels | str | None:
+    async def send(self, uid: str, url: str, token: str, signed: SignedDocument) -> HeldModels | str | None:
         """Hand a worker its list; None where it does not answer, and why where it refuses. The next pass does it
         again."""
         return await self._call(uid, url, token, msgspec.json.encode(signed))

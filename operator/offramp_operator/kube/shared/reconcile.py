@@ -128,7 +128,7 @@ class PoolReconciler:
         await self._write(obj, plan.status)  # before anybody is told: an older leader's lists are refused from then on
         known.spare_since = self._spare_since(view, plan, known)
         await self._route(pool, plan, known)
-        moving = await self._tell(pool, pods, plan, known) or replicas > plan.status.slots
+        moving = await self._send_lists(pool, pods, plan, known) or replicas > plan.status.slots
         moving |= any(held.standing == "Loading" for worker in plan.status.workers for held in worker.services)
         return MOVING_SECONDS if moving or plan.status.conditions[0].reason == Reason.PLACING else QUIET_SECONDS
 
@@ -253,7 +253,7 @@ class PoolReconciler:
         written = await self._client.merge(POD, namespace, name, {"metadata": meta}, manager=FIELD_MANAGER)
         self._cache.put(POD, written)
 
-    async def _tell(self, pool: SharedPool, pods: list[PodOfPool], plan: PoolPlan, known: _Known) -> bool:
+    async def _send_lists(self, pool: SharedPool, pods: list[PodOfPool], plan: PoolPlan, known: _Known) -> bool:
         """Hand out lists that are not in force; whether anybody lacks his."""
         token, lacking = self._key.admin_token(pool.uid), []
         for pod in pods:
@@ -264,7 +264,7 @@ class PoolReconciler:
                 lacking.append((pod, wanted))
         signed = [self._key.sign(wanted) for _, wanted in lacking]
         answers: list[HeldModels | str | None] = await asyncio.gather(
-            *(self._calls.tell(p.uid, str(p.url), token, doc) for (p, _), doc in zip(lacking, signed, strict=True))
+            *(self._calls.send(p.uid, str(p.url), token, doc) for (p, _), doc in zip(lacking, signed, strict=True))
         )
         known.delivered = {uid: taken for uid, taken in known.delivered.items() if uid in plan.lists}
         for (pod, wanted), answer in zip(lacking, answers, strict=True):
