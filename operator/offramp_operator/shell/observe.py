@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from statistics import fmean
@@ -29,7 +29,7 @@ from offramp_core.control.snapshot import Load, Observed, RecordStore, Worker, W
 from offramp_core.control.tuning.tuner import MOST_LABELS
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.fleet import Window
-from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState
+from offramp_core.protocol import ArmCounts, Observations, RecordBlock, SignedDocument, WorkerState
 from offramp_core.reasons import Reason
 from offramp_core.records import records_from_arrays
 from offramp_operator.shell import wire
@@ -299,10 +299,8 @@ class Observer:
             if seen.observations is None or seen.observations.boot_id != state.boot_id:
                 seen.after = 0
                 seen.work.clear()
-            changed = seen.observations is None or (seen.state, _figures(seen.observations)) != (
-                state,
-                _figures(pulled),
-            )
+            before = seen.observations
+            changed = before is None or (seen.state, _figures(before)) != (state, _figures(pulled))
             _judge(seen, endpoint, pulled)
             if not seen.distrusted:
                 _account(seen, pulled)
@@ -331,38 +329,33 @@ class Observer:
             if block.time:
                 _complain(seen, endpoint, f"records of a ramp set it does not serve dropped: {block.ramp_set_digest!r}")
             return 0
+        n_rows = self._add_rows(memory, seen, endpoint, state, block)
+        if n_rows is None:
+            return 0
+        # Other ramp sets that the worker holds have the columns of its own.
+        for other in seen.observations.more_records[:MAX_MORE_SETS]:
+            if other.ramp_set_digest in state.ramp_sets:
+                n_rows = max(n_rows, self._add_rows(memory, seen, endpoint, state, other) or 0)
+            else:
+                _complain(seen, endpoint, f"records of a ramp set it does not hold dropped: {other.ramp_set_digest!r}")
+        return n_rows
+
+    def _add_rows(
+        self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, state: WorkerState, block: RecordBlock
+    ) -> int | None:
+        """Add the rows of a block to their pool; how many there were, or None where it is malformed."""
         try:
             rows = wire.decode_rows(block, n_ramps=len(state.ramps))
         except InvalidRecordsError as error:
             _complain(seen, endpoint, f"malformed records dropped: {error}")
-            return 0
-        self._add_rows(memory, state, block.ramp_set_digest, rows)
-        return max([len(rows), *(self._keep_more(memory, seen, endpoint, state))])
-
-    def _keep_more(
-        self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, state: WorkerState
-    ) -> Iterator[int]:
-        """Add the rows of other ramp sets that the worker holds, whose columns are those of its own."""
-        assert seen.observations is not None
-        for block in seen.observations.more_records[:MAX_MORE_SETS]:
-            if block.ramp_set_digest not in state.ramp_sets:
-                _complain(seen, endpoint, f"records of a ramp set it does not hold dropped: {block.ramp_set_digest!r}")
-                continue
-            try:
-                rows = wire.decode_rows(block, n_ramps=len(state.ramps))
-            except InvalidRecordsError as error:
-                _complain(seen, endpoint, f"malformed records dropped: {error}")
-                continue
-            self._add_rows(memory, state, block.ramp_set_digest, rows)
-            yield len(rows)
-
-    def _add_rows(self, memory: _ServiceMemory, state: WorkerState, ramp_set: str, rows: wire.RecordRows) -> None:
+            return None
         if len(rows):
             fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
-            pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
+            pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, block.ramp_set_digest), fresh)
             pool.keep(_rows_to_keep(memory, services=len(self._services), n_ramps=len(state.ramps)))
-            marks = memory.tuning.not_younger(state.boot_id, ramp_set)
+            marks = memory.tuning.not_younger(state.boot_id, block.ramp_set_digest)
             pool.add(state.boot_id, rows, latest_time=self._clock(), not_younger=marks)
+        return len(rows)
 
     # --- HTTP --------------------------------------------------------------------------------------
 
