@@ -18,7 +18,7 @@ from kubernetes import client as kubernetes_client
 
 from offramp_operator.kube.client import load_api_client
 from offramp_operator.kube.kinds import OWN, Kind, Object
-from offramp_operator.kube.session import Manners, Rhythm, kopf_session
+from offramp_operator.kube.session import Backoff, ListWatchMiddleware, kopf_session
 from offramp_operator.shell.log import log_event
 
 LIST_PAGE = 500
@@ -100,7 +100,7 @@ def registry(
     failed : callable
         Called where ``on_event`` raised. kopf would log that and go on, so that nobody noticed.
     listed_anew : callable
-        Called where what is deleted may have gone untold; see :class:`~offramp_operator.kube.session.Manners`.
+        Called where what is deleted may have gone untold; see :class:`ListWatchMiddleware`.
     end : callable
         Called when nothing is watched any more.
     login : callable
@@ -109,7 +109,7 @@ def registry(
         What is watched.
     """
     handlers = kopf.OperatorRegistry()
-    manners, logins = Manners(listed_anew, kinds=kinds), Rhythm()
+    middleware, logins = ListWatchMiddleware(listed_anew, kinds=kinds), Backoff()
 
     @kopf.on.startup(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)
     async def _start(**_: Any) -> None:
@@ -121,7 +121,7 @@ def registry(
         logins.begin()
         # In a thread: reads files, and may run a plugin.
         connection = await asyncio.to_thread(lambda: _connection(login().configuration))
-        return kopf_session(connection, manners)
+        return kopf_session(connection, middleware)
 
     @kopf.on.cleanup(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)
     async def _end(**_: Any) -> None:

@@ -31,7 +31,7 @@ LAST_PAUSE_SECONDS = 10.0  # at most, which is how late the first change after a
 
 
 @dataclass(slots=True)
-class Rhythm:
+class Backoff:
     """Rests before what was begun short ago is begun again: twice as long each time, not at all once it has lasted."""
 
     begun_at: float = -math.inf
@@ -47,7 +47,7 @@ class Rhythm:
         self.begun_at = time.monotonic()
 
 
-class Manners:
+class ListWatchMiddleware:
     """A client middleware of aiohttp for lists and watches.
 
     Parameters
@@ -63,7 +63,7 @@ class Manners:
         self._listed_anew = listed_anew
         self._kinds = kinds
         self._discovery = {"/apis", *(f"/apis/{kind.api_version}" for kind in kinds)}
-        self._rhythms: dict[tuple[str, bool], Rhythm] = {}
+        self._backoffs: dict[tuple[str, bool], Backoff] = {}
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -73,21 +73,21 @@ class Manners:
         watch = "watch" in request.url.query
         if not watch and "continue" in request.url.query:
             return _still_there(await _ask(request, handler))
-        known = (request.url.path, watch) in self._rhythms
-        rhythm = self._rhythms.setdefault((request.url.path, watch), Rhythm())
-        await rhythm.rest()
+        known = (request.url.path, watch) in self._backoffs
+        backoff = self._backoffs.setdefault((request.url.path, watch), Backoff())
+        await backoff.rest()
         response, anew = await _ask(request, handler), known and not watch
         while watch and response.status == FORGOTTEN:
             response.release()
-            rhythm.begin()
+            backoff.begin()
             message = "the version is too old; watching from now on"
             log_event("watch-forgotten", message, level=logging.WARNING, path=request.url.path)
-            await rhythm.rest()
+            await backoff.rest()
             # Without a version, a watch tells of every object there is, then goes on.
             request.url = request.url.without_query_params("resourceVersion")
             response, anew = await _ask(request, handler), True
         if response.ok or response.status == FORGOTTEN:  # refusals are kopf's to repeat, with pauses of its own
-            rhythm.begin()
+            backoff.begin()
         if response.ok and anew:
             self._listed_anew()
         if response.ok and watch:
@@ -172,11 +172,11 @@ def _check(line: bytes) -> None:
         raise aiohttp.ClientPayloadError(f"a watch ended in {line[:500].decode(errors='replace')}")
 
 
-def kopf_session(connection: kopf.ConnectionInfo, manners: Manners) -> kopf.AiohttpSession:
-    """kopf's own session for these credentials, with manners."""
+def kopf_session(connection: kopf.ConnectionInfo, middleware: ListWatchMiddleware) -> kopf.AiohttpSession:
+    """kopf's own session for these credentials, with our middleware."""
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
         headers=connection.as_http_headers(),
-        middlewares=(manners,),
+        middlewares=(middleware,),
     )
     return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
