@@ -34,6 +34,7 @@ FOLDER = Path("build/sharing")
 SERVICES, WORKERS = 24, 2
 ROWS = 32
 OBJECTIVE_SECONDS = 0.05
+SETTINGS = {"OFFRAMP_LATENCY_SECONDS": str(OBJECTIVE_SECONDS)}
 Floats = npt.NDArray[np.float64]
 Kind = tuple[Path, npt.NDArray[Any]]
 
@@ -123,29 +124,35 @@ def homes(of: Sequence[Service]) -> list[list[Service]]:
 
 @contextmanager
 def arms(of: Sequence[Service]) -> Iterator[Mapping[str, Arm]]:
-    """Both, asleep."""
+    """Both, asleep; this process is on the client's core."""
+    with shared(of) as together, ExitStack() as stack:
+        separate, ports = [], {}
+        with on_core(SERVER_CORE):
+            for service in of:
+                own = SETTINGS | {"OFFRAMP_MODEL_NAME": service.name}
+                separate.append(_started(stack, LoopbackWorker(service.bundle, settings=own)))
+                ports[service.name] = _port(separate[-1])
+        apart = Arm("separate", separate, stack.enter_context(_client("separate", of, ports)))
+        with apart.awake():
+            pass
+        stack.enter_context(on_core(CLIENT_CORE))
+        yield {"shared": together, "separate": apart}
+
+
+@contextmanager
+def shared(of: Sequence[Service]) -> Iterator[Arm]:
+    """The workers that share them, asleep, in the order of :func:`homes`."""
     with ExitStack() as stack:
-        shared, separate = [], []
-        ports: dict[str, dict[str, int]] = {"shared": {}, "separate": {}}
-        settings = {"OFFRAMP_LATENCY_SECONDS": str(OBJECTIVE_SECONDS)}
+        workers, ports = [], {}
         with on_core(SERVER_CORE):
             for held in homes(of):
                 asked = zipf(len(of))[[of.index(service) for service in held]]
-                shared.append(_started(stack, shared_worker(held, shares=asked, settings=settings)))
-                ports["shared"] |= {service.name: _port(shared[-1]) for service in held}
-            for service in of:
-                own = settings | {"OFFRAMP_MODEL_NAME": service.name}
-                separate.append(_started(stack, LoopbackWorker(service.bundle, settings=own)))
-                ports["separate"][service.name] = _port(separate[-1])
-        made = {
-            name: Arm(name, workers, stack.enter_context(_client(name, of, ports[name])))
-            for name, workers in (("shared", shared), ("separate", separate))
-        }
-        stack.enter_context(on_core(CLIENT_CORE))
-        for arm in made.values():
-            with arm.awake():
-                pass
-        yield made
+                workers.append(_started(stack, shared_worker(held, shares=asked, settings=SETTINGS)))
+                ports |= {service.name: _port(workers[-1]) for service in held}
+        arm = Arm("shared", workers, stack.enter_context(_client("shared", of, ports)))
+        with arm.awake():
+            pass
+        yield arm
 
 
 def shared_worker(

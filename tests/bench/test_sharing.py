@@ -12,7 +12,7 @@ from bench import front
 from bench.report.goals import goals
 from bench.report.results import Results
 from bench.report.sharing import section
-from bench.sharing import cold, load, packed, policies, services
+from bench.sharing import cold, floods, load, packed, policies, services
 from bench.sharing.services import ROWS
 from rich.console import Console
 
@@ -35,6 +35,7 @@ def test_both_arms_serve_and_the_page_shows_what_was_measured(tmp_path: Path, mo
     with services.arms(of) as both:
         assert {name: len(arm.workers) for name, arm in both.items()} == {"shared": 1, "separate": 2}
         under_load = load.measured(of, both, rounds=1, seconds=SECONDS, console=console)
+        flooded = floods.measured(of, both["shared"], rounds=1, seconds=SECONDS, console=console)
     away = cold.measured(of, console=console, waits=2, promises=2)
     assert away["cold_seconds"]["median"] >= away["load_seconds"]["median"] > 0
     found = {
@@ -45,9 +46,10 @@ def test_both_arms_serve_and_the_page_shows_what_was_measured(tmp_path: Path, mo
         "cold": away,
     }
     (tmp_path / "sharing.json").write_text(json.dumps(found, allow_nan=False))
+    (tmp_path / "floods.json").write_text(json.dumps({"measured": found["measured"], **flooded}, allow_nan=False))
     rows = [goal for goal in goals(Results(tmp_path)) if goal.target.startswith("sharing: ")]
     assert len(rows) == 6 and all(goal.met is not None for goal in rows)
-    assert any(line.startswith("Floods: ") for line in section(Results(tmp_path)))
+    assert any(line.startswith("| alone on the core ") for line in section(Results(tmp_path)))
 
 
 @pytest.mark.slow

@@ -114,6 +114,17 @@ def test_the_first_of_a_long_queue_is_no_sooner_due_than_what_has_just_come_to_o
     assert next_turn({"flood": replace(flood, behind=0.0), "other": other}, equal, now=1.0) == "flood"
 
 
+def test_a_flood_of_less_than_the_executor_can_do_is_late_by_what_the_others_leave_to_it() -> None:
+    """The others take half of the time; what comes of the flood in 100 ms takes 60, which the others leave in 200."""
+    weights = {"flood": 1.0, "a": 1.0, "b": 1.0}
+    shares = Shares(weights, {"flood": 0.1, "a": 0.125, "b": 0.125})
+    flood, other = Claim(due=0.95, behind=0.06), Claim(due=1.05)
+    assert shares.level(now=1.0) == math.inf, "nobody has had too much yet"
+    assert next_turn({"flood": flood, "a": other}, shares, now=0.0) == "a"
+    alone = Shares(weights, {"flood": 0.1})
+    assert next_turn({"flood": flood, "a": other}, alone, now=0.0) == "flood", "it could have four fifths of the time"
+
+
 def test_a_long_queue_does_not_keep_a_model_from_what_it_is_guaranteed() -> None:
     """From the first batch on, on an executor that was idle: ten of 18 shares, eight others."""
     rows, took = {"large": 200, **{f"m{i}": 40 for i in range(8)}}, {"large": 0.005}
@@ -129,8 +140,9 @@ def test_a_long_queue_does_not_keep_a_model_from_what_it_is_guaranteed() -> None
 
 def test_a_request_does_not_wait_for_what_is_behind_it_until_it_is_of_no_use() -> None:
     claim = Claim(due=1.0, seconds=0.25, behind=5.0, expires=2.0)
-    assert (claim.first, claim.last, replace(claim, behind=0.5).last) == (0.75, 1.75, 1.25)
-    assert Claim(due=math.inf, behind=5.0).last == math.inf
+    assert claim.first == 0.75
+    assert [claim.last(rate=rate) for rate in (1.0, 10.0)] == [1.75, 1.25]
+    assert Claim(due=math.inf, behind=5.0).last(rate=1.0) == math.inf
 
 
 def test_a_popular_model_that_leaves_time_to_the_others_is_not_taken_for_the_flood() -> None:

@@ -67,10 +67,10 @@ class Claim:
         """When the first row should begin at the latest, whatever waits behind it."""
         return self.due - self.seconds
 
-    @property
-    def last(self) -> float:
-        """Later by what waits ``behind`` it, but not so late that it is of no use."""
-        return max(self.first, min(self.first + self.behind, self.expires - self.seconds))
+    def last(self, *, rate: float) -> float:
+        """Later by what waits ``behind`` it takes at this ``rate``, which is the model's part of the executor, but not
+        so late that it is of no use."""
+        return max(self.first, min(self.first + self.behind / rate, self.expires - self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,12 @@ class Shares:
 
     def owed(self, name: str) -> bool:
         """Whether a model has had less of late than it is guaranteed."""
-        guaranteed = NEARLY_FULL * self.weights[name] / sum(self.weights.values())
-        return self.used.get(name, 0.0) < guaranteed * sum(self.used.values())
+        return self.used.get(name, 0.0) < self._guaranteed(name) * sum(self.used.values())
+
+    def rate(self, name: str, *, now: float) -> float:
+        """The part of the executor that a model may have: what the others leave of late, or what it is guaranteed."""
+        others = (sum(self.used.values()) - self.used.get(name, 0.0)) * self._left(now) / WINDOW_SECONDS
+        return max(self._guaranteed(name), NEARLY_FULL - others)
 
     def idles(self, *, now: float) -> bool:
         """Whether the executor has mostly been idle of late."""
@@ -130,6 +134,9 @@ class Shares:
             return Turn.ALONE
         return Turn.SURPLUS if self.of(name, now=now) > self.level(now=now) else Turn.QUANTUM
 
+    def _guaranteed(self, name: str) -> float:
+        return NEARLY_FULL * self.weights[name] / sum(self.weights.values())
+
     def _left(self, now: float) -> float:
         return math.exp(-max(0.0, now - self.at) / WINDOW_SECONDS)
 
@@ -138,10 +145,10 @@ def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str
     """Whose batch runs next, of the models that have work; there must be one.
 
     Of those that do not take too much the one with the least slack: the earliest due, less the time that it takes, and
-    later by what waits behind it. The first of a queue that grows as fast as it waits is then no sooner due than what
-    has just come to the others: a flood does not pass them before it is known by what it has had. What waits behind
-    does not count against who has had less than it is guaranteed. If all take too much, the one that has had the least
-    for its share.
+    later by the time that what waits behind it takes at the rate that the others leave to the model. The first of a
+    queue that grows faster than that comes after what has just come to the others: a flood does not pass them before it
+    is known by what it has had. What waits behind does not count against who has had less than it is guaranteed. If all
+    take too much, the one that has had the least for its share.
 
     Examples
     --------
@@ -156,5 +163,8 @@ def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str
     within = [name for name in claims if had[name] <= level]
     if not within:
         return min(claims, key=lambda name: (had[name], name))
-    last = {name: claims[name].first if shares.owed(name) else claims[name].last for name in within}
+    last = {
+        name: claim.last(rate=shares.rate(name, now=now)) if claim.behind and not shares.owed(name) else claim.first
+        for name, claim in claims.items()
+    }
     return min(within, key=lambda name: (last[name], had[name], name))

@@ -1,0 +1,135 @@
+"""What a flood of one service does to the others in its worker: ``python -m bench.sharing.floods``.
+
+The worker has the core to itself and gets 0.6 of what it can do; then one of its services asks for ten times its share
+besides. The same with the second worker beside it on the core: that one takes its time of the core as well, and a
+worker that always has work gets half of it where one that is mostly idle got it at once, which no turns in a worker
+can mend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from bench.front import CLIENT_CORE, find_capacities, on_core
+from bench.provenance import provenance
+from bench.sharing.load import LOAD, finite, p95_ms
+from bench.sharing.services import OBJECTIVE_SECONDS, ROWS, Arm, Floats, Service, homes, kinds, services, shared, zipf
+
+OUT = Path("build/bench/floods.json")
+FLOOD = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What is asked of an arm without a flood: the share of each service, and requests a second."""
+
+    arm: Arm
+    shares: Floats
+    rate: float
+
+
+def measured(of: Sequence[Service], arm: Arm, *, rounds: int, seconds: float, console: Console) -> Any:
+    """The floods of some services, each of their worker alone and beside the other one."""
+    held = max(homes(of), key=len)
+    worker = arm.workers[homes(of).index(held)]
+    own = zipf(len(of)) * [service in held for service in of]
+    found: dict[str, list[Any]] = {}
+    for traffic in (
+        _traffic(replace(arm, name="alone", workers=[worker]), own / own.sum(), seconds=seconds),
+        _traffic(replace(arm, name="beside"), zipf(len(of)), seconds=seconds),
+    ):
+        console.print(f"{traffic.arm.name}: {traffic.rate:,.0f} requests/s")
+        found[traffic.arm.name] = [
+            under(by, of, held, traffic, rounds=rounds, seconds=seconds)
+            for by in track(chosen(held), description=traffic.arm.name, console=console)
+        ]
+    return found
+
+
+def _traffic(arm: Arm, shares: Floats, *, seconds: float) -> Traffic:
+    with arm.awake():
+        capacity = find_capacities(
+            lambda _, rate, seed: arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares),
+            [arm.name],
+            objective=OBJECTIVE_SECONDS,
+            low=50.0,
+            high=4000.0,
+        )
+    return Traffic(arm, shares, LOAD * capacity[arm.name])
+
+
+def chosen(held: Sequence[Service]) -> list[Service]:
+    """Of those in one worker a popular one of each kind of model, and one in the middle."""
+    by_kind = {service.seconds: service for service in reversed(held[: len(held) // 2])}
+    return list({service.name: service for service in (*by_kind.values(), held[len(held) // 2])}.values())
+
+
+def under(
+    by: Service, of: Sequence[Service], held: Sequence[Service], traffic: Traffic, *, rounds: int, seconds: float
+) -> Any:
+    """The p95 of the others in its worker without and with a service that asks for ten times its share."""
+    index = of.index(by)
+    flooded = traffic.shares * traffic.rate
+    flooded[index] *= FLOOD
+    beside = [i for i, service in enumerate(of) if service in held and i != index]
+    cases = {"without": (traffic.shares, traffic.rate), "with": (flooded / flooded.sum(), float(flooded.sum()))}
+    p95: dict[str, list[float]] = {name: [] for name in cases}
+    refusals: dict[str, list[float]] = {name: [] for name in cases}
+    answered = []
+    with traffic.arm.awake():
+        for seed, name in _in_turn(rounds, list(cases)):
+            shares, rate = cases[name]
+            trial = traffic.arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares)
+            owner = trial.row // ROWS
+            of_others = np.isin(owner, beside)
+            p95[name].append(p95_ms(np.where(trial.ok, trial.seconds, np.inf)[of_others]))
+            refusals[name].append(float((~trial.ok)[of_others].mean()))
+            if name == "with":
+                answered.append(float(trial.ok[owner == index].mean()))
+    return {
+        "service": by.name,
+        "model_ms": by.seconds * 1e3,
+        "rate": float(flooded[index]),
+        "answered": float(np.mean(answered)),
+        "p95_ms": {name: finite(float(np.median(each))) for name, each in p95.items()},
+        "ratio": finite(float(np.median(np.array(p95["with"]) / np.array(p95["without"])))),
+        "others_refused": {name: float(np.mean(each)) for name, each in refusals.items()},
+    }
+
+
+def _in_turn(rounds: int, names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Each round all of them; who begins changes."""
+    for seed in range(rounds):
+        for name in names[:: 1 if seed % 2 else -1]:
+            yield seed, name
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="bench.sharing.floods", description="one service at ten times its share")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of every trial")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(arguments)
+    console = Console()
+    of = services(kinds(console))
+    with shared(of) as arm, on_core(CLIENT_CORE):
+        found = measured(of, arm, rounds=options.rounds, seconds=options.seconds, console=console)
+    console.print(found)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"measured": provenance(), **found}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
