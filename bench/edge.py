@@ -6,9 +6,11 @@ quarter of a processor. One client asks for one row at a time. Arms take turns w
 
     edge     a worker on the box, with the plan, that computes everything
     core     the core itself, over the uplink, with the same plan
+    by way   the core, by way of a process on the box that hands bytes on and nothing else
     split    an edge of that core (`--residue Auto`)
 
-Reported: mean latency of the split over the smaller of the other two, by round; the core's processor time by row
+Reported: mean latency of the split over the smaller of all-edge's and all-core's, by round; the same where the core is
+reached by way of the box, as clients of an edge reach it; the core's processor time by row
 against answering everything there, with exits and without, where the edge has the plan that is made for edges; and
 what becomes of requests while the uplink is cut.
 """
@@ -19,12 +21,14 @@ import argparse
 import http.client
 import json
 import os
+import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +36,18 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from bench.engine import request_of
+from bench.engine import BUDGET, request_of
 from bench.load import encode
 from bench.provenance import provenance
 from bench.served import Prepared, prepared
 from bench.subjects import SUBJECTS, make_subject
 from bench.uplink import THERE, NoNetworksError, Uplink, share_of_a_processor, uplink
 from bench.validate_simulator import LoopbackWorker
+from offramp_core.certify.expected import expected_path
+from offramp_core.evaluate import evaluate
 from offramp_core.plan import Plan
 from offramp_core.precision import EXACT
-from offramp_core.tuning import Proposed, tune
+from offramp_core.tuning import Proposed, gain, tune
 from offramp_worker.bundle.load import load_bundle
 
 OUT = Path("build/bench/edge.json")
@@ -51,6 +57,7 @@ OUTAGE_MBIT = 10.0
 WARM_UP, AUDIT_RATE = 60, 0.02
 AFTER_SECONDS = 5.0  # of an outage: the core is asked for once a second
 ANSWER_SECONDS = 30.0
+SETTLE_SECONDS = 5.0  # in which a core builds, once, the piece of the model that takes features
 
 
 @dataclass
@@ -59,10 +66,13 @@ class Asked:
 
     worker: LoopbackWorker
     made: Prepared
+    #: In the place of the worker's own.
+    address: str = ""
     path: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self._connection = http.client.HTTPConnection(self.worker.url.removeprefix("http://"), timeout=ANSWER_SECONDS)
+        address = self.address or self.worker.url.removeprefix("http://")
+        self._connection = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
         self.path = f"/v2/models/{self.made.bundle.manifest.name}/infer"
         self._name = self.made.bundle.manifest.inputs[0].name
 
@@ -110,6 +120,14 @@ class Site:
         worker.put_in_force(self.plan, audit_rate=AUDIT_RATE)
         return Asked(worker, self.made)
 
+    def by_way(self, stack: ExitStack, within: Sequence[str]) -> Asked:
+        """The core, through the box."""
+        command = [*within, sys.executable, "-m", "bench.forwarder", self.core.url.removeprefix("http://")]
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        return Asked(self.core, self.made, f"127.0.0.1:{process.stdout.readline().strip()}")
+
     @property
     def of_core(self) -> dict[str, str]:
         return {"OFFRAMP_CORE": self.core.url}
@@ -125,6 +143,7 @@ def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -
                 arms = {
                     "edge": site.box(stack, within),
                     "core": Asked(site.core, site.made),
+                    "by way": site.by_way(stack, within),
                     "split": site.box(stack, within, **site.of_core),
                 }
                 for arm in arms.values():
@@ -133,7 +152,7 @@ def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -
                 before = relayed(arms["split"].worker)
                 for number in range(rounds):
                     begin = (WARM_UP + number * rows) % max(1, len(x) - rows)
-                    names = list(arms)[number % 3 :] + list(arms)[: number % 3]
+                    names = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
                     for name in names:
                         means[name].append(mean_seconds(arms[name], x[begin : begin + rows]))
                 found: dict[str, Any] = {"share": share, "mbit": rate}
@@ -145,17 +164,37 @@ def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -
                 "median": float(np.median(ratios)),
                 "low": float(ratios.min()),
                 "high": float(ratios.max()),
-                "of_means": float(np.mean(means["split"]) / min(np.mean(means["edge"]), np.mean(means["core"]))),
+                "of_means": _of_means(means, "edge", "core"),
+                "by_way": _of_means(means, "edge", "by way"),
             }
             console.print(found)
             yield found
 
 
+def _of_means(means: Mapping[str, Sequence[float]], *others: str) -> float:
+    return float(np.mean(means["split"]) / min(np.mean(means[other]) for other in others))
+
+
 def edge_plan(made: Prepared) -> Plan | None:
-    """The certified plan that an edge's own control loop would find on the first half of the inputs; None for none."""
-    first = made.records.take(slice(0, len(made.records) // 2))
-    outcome = tune(first, replace(request_of(made.bundle, (EXACT,)), computed_again=True))
-    return outcome.plan if isinstance(outcome, Proposed) else None
+    """The plan that an edge's own control loop finds on the first half of the inputs. Where too few labels certify one,
+    as for ``made.plans`` that of its path which is worth most and holds the budget on the inputs that are sent; None
+    for none."""
+    half = len(made.records) // 2
+    first, sent = made.records.take(slice(0, half)), made.records.take(slice(half, None))
+    request = replace(request_of(made.bundle, (EXACT,)), computed_again=True)
+    outcome = tune(first, request)
+    if isinstance(outcome, Proposed):
+        return outcome.plan
+    a, b = first.at(EXACT), sent.at(EXACT)
+    path = expected_path(
+        a, max_disagreement=BUDGET, max_ramps=request.max_ramps, max_overhead=request.max_overhead, stay=1.0
+    )
+    seen = [(evaluate(b, step.active, step.thresholds), step) for step in path]
+    kept = [(gain(e, True), step) for e, step in seen if e.disagreement <= BUDGET and e.saving > 0]
+    if not kept:
+        return None
+    best = max(kept, key=itemgetter(0))[1]
+    return request.subject(a).plan(best.active, best.thresholds)
 
 
 def computing(site: Site, x: Any, *, console: Console) -> dict[str, Any]:
@@ -172,6 +211,7 @@ def computing(site: Site, x: Any, *, console: Console) -> dict[str, Any]:
             asked = site.box(stack, (), OFFRAMP_RESIDUE=residue, **site.of_core)
             asked.worker.put_in_force(own, audit_rate=AUDIT_RATE)
             mean_seconds(asked, x[:WARM_UP])
+            time.sleep(SETTLE_SECONDS)
             found[residue] = _spent(asked, pid, x)
     site.core.put_in_force(site.plan, audit_rate=AUDIT_RATE)
     console.print(found)

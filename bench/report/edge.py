@@ -9,7 +9,8 @@ from bench.provenance import words
 from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
 
 HOW = "bench.edge"
-HEADS = ["uplink", "edge's processor", "all-edge", "all-core", "split", "as they came", "ratio", "by round"]
+HEADS = ["uplink", "edge's processor", "all-edge", "all-core", "by way of the box", "split", "as they came", "ratio"]
+HEADS += ["by round", "ratio by way"]
 MOST_RATIO, MOST_COMPUTING = 1.02, 0.5
 
 
@@ -30,15 +31,17 @@ def goals(results: Results) -> Iterator[Goal]:
         return
     when = words(found["measured"])
     ratios = [row["ratio"]["of_means"] for row in found["latency"]]
-    yield Goal(latency, f"{min(ratios):.3f} to {max(ratios):.3f}", HOW, max(ratios) <= MOST_RATIO, when)
+    by_way = max(row["ratio"]["by_way"] for row in found["latency"])
+    measured = f"{min(ratios):.3f} to {max(ratios):.3f}; at most {by_way:.3f} of all-core by way of the box"
+    yield Goal(latency, measured, HOW, max(ratios) <= MOST_RATIO, when)
     spent = {name: each["ms_by_row"] for name, each in found["computing"].items()}
-    same = spent.get("edge plan", spent["plan"])
-    share = spent["Input"] / same
+    same = spent["edge plan"]
+    shares = {sent: spent[sent] / same for sent in ("Input", "Features")}
     measured = (
-        f"{share:.2f} (inputs sent); {spent['Input'] / spent['plan']:.2f} of all-core with the plan of one worker, "
-        f"{spent['Input'] / spent['exact']:.2f} of it without exits"
+        f"{shares['Input']:.2f} (inputs sent), {shares['Features']:.2f} (features); of all-core without exits "
+        f"{spent['Input'] / spent['exact']:.2f} and {spent['Features'] / spent['exact']:.2f}"
     )
-    yield Goal(computing, measured, HOW, share <= MOST_COMPUTING, when)
+    yield Goal(computing, measured, HOW, min(shares.values()) <= MOST_COMPUTING, when)
     told = {each["offline"]: each for each in found["outage"]}
     seconds = f"{told['Answer']['seconds']:g} s: "
     measured = "; ".join(f"{name}: {_counts(each)}" for name, each in told.items())
@@ -62,10 +65,11 @@ def section(results: Results) -> list[str]:
         [
             f"{row['mbit']:g} Mbit/s",
             percent(row["share"], 0),
-            *(f"{row['ms'][arm]:.2f} ms" for arm in ("edge", "core", "split")),
+            *(f"{row['ms'][arm]:.2f} ms" for arm in ("edge", "core", "by way", "split")),
             percent(row.get("relayed"), 0),
             f"{row['ratio']['of_means']:.3f}",
             f"{row['ratio']['low']:.3f} to {row['ratio']['high']:.3f}",
+            f"{row['ratio']['by_way']:.3f}",
         ]
         for row in rows
     ]
@@ -79,12 +83,11 @@ def section(results: Results) -> list[str]:
         "`python -m bench.edge`: the core in a network of its own behind a token bucket in each direction, the edge as "
         "fast as the core or with a quarter of a processor, one row at a time, 2 % audited. *All-edge* computes all on "
         "the box, *all-core* sends all to the core, both with the same plan; *split* is `--residue Auto`. The ratio is "
-        "the split's mean over the smaller of the other two; *as they came* are the split's requests that the core got "
-        "whole.",
+        "the split's mean over the smaller of these two; *as they came* are the split's requests that the core got "
+        "whole. *By way of the box* is all-core for who reaches the box alone, as clients of an edge do: through a "
+        "process there, with the same share of a processor, that hands bytes on and nothing else.",
         "",
-        *table(
-            ["uplink", "edge's processor", "all-edge", "all-core", "split", "as they came", "ratio", "by round"], body
-        ),
+        *table(HEADS, body),
         "",
         "What the core computes (processor time by row that was asked, audits with it): of all-core without exits "
         "(*exact*), with the *plan* of one worker and with the one that a control loop finds for an edge; and of an "

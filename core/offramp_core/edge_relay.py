@@ -4,8 +4,9 @@ Pure. Both ways are measured from end to end, so what a slow processor, its queu
 figures, whatever causes it. The slower way is tried again once it has been avoided for so long that trying it costs
 only :data:`EXPLORING` of all time.
 
-A processor limit lets a request run beyond its share, and the next one waits for that. So a try is two in a row, of
-which the second counts, and the first one after it does not.
+A processor limit lets a request run beyond its share, and stops the process after it for up to :data:`PERIOD`: the next
+request waits before anybody reads it. Whoever measures adds that to what the request before took, since it has caused
+it. Such a stop counts in full, however rare: it is what its way costs.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ By = Literal["Edge", "Core"]
 
 WEIGHT = 0.03  # of the newest measurement: one row in five takes several times as long as the others
 FIRST = 4  # measurements, of which the shortest counts: connections open, and caches fill
-AGAIN_WEIGHT = 0.3  # of a measurement of the way that is not in use, which is rare
-LONGEST = 3.0  # times what was expected: what a longer measurement counts as
+AGAIN_WEIGHT = 0.1  # of a measurement of the way that is not in use, which is rare and may have run beyond its share
+PERIOD = 0.1  # seconds: of processor limits, if nobody says otherwise
+LONGEST = 3.0  # times what was expected: what is beyond it has the least weight, and beyond a period none
 HELD_UP, FACTOR = 3, 2.0  # longer ones in a row; to the weight with each more, which no hold-up explains
 FLOOR = 1e-4  # seconds, of what is expected: a mean of nothing could not rise
 EXPLORING = 0.005  # of all time goes to trying the slower way
-TRY = 2  # requests in a row
 MOST_LOST = 2.0  # seconds that each is taken to cost: 800 s of the other way at most go by before a try
 
 
@@ -47,10 +48,13 @@ class Mean:
         of the request."""
         if not self.known:
             return Mean(seconds if not self.n else min(self.value, seconds), self.n + 1)
-        most = LONGEST * max(FLOOR, self.value + beside) - beside
+        usual = LONGEST * max(FLOOR, self.value + beside) - beside
+        most = max(PERIOD, usual)
         longer = self.longer + 1 if seconds > most else 0
-        weight = min(1.0, max(weight, 1.0 / (self.n + 1)) * FACTOR ** max(0, longer - HELD_UP))
-        return Mean(self.value + weight * (min(seconds, most) - self.value), self.n + 1, longer)
+        faster = FACTOR ** max(0, longer - HELD_UP)
+        weight, of_rest = (min(1.0, each * faster) for each in (max(weight, 1.0 / (self.n + 1)), WEIGHT))
+        value = self.value + weight * (min(seconds, usual) - self.value)
+        return Mean(value + of_rest * max(0.0, min(seconds, most) - usual), self.n + 1, longer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +77,6 @@ class Ways:
     core: Mean = field(default_factory=Mean)
     #: Requests since the way that is not in use was tried.
     avoided: int = 0
-    #: Whether the first one of a try was answered and not the second, and whether the last answer was of a try.
-    begun: bool = False
-    tried: bool = False
 
     def by(self, size: int, waiting: Waiting, uplink: Uplink) -> By:
         """Who answers a request of so many bytes."""
@@ -86,27 +87,24 @@ class Ways:
         if not self.core.known:
             return "Core" if least < here else "Edge"
         best: By = "Core" if there < here else "Edge"
-        if not (self.begun or self._due(here, there)) or (best == "Edge" and least >= here):
+        if not self._due(here, there) or (best == "Edge" and least >= here):
             return best
         return "Edge" if best == "Core" else "Core"
 
     def after(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
-        """With the seconds that one request took; ``waiting`` is what was in line when it came."""
+        """With the seconds that one request took, and the next one had to wait for it; ``waiting`` is what was in line
+        when it came."""
         here, there = self._seconds(size, waiting, uplink)
         usual: By = "Core" if self.core.known and there < here else "Edge"
         weight = WEIGHT if by == usual else AGAIN_WEIGHT
         much_sooner = seconds < (here if by == "Edge" else there) / LONGEST  # than it was: the next one tries it again
         avoided = self.avoided + 1 if by == usual else self.avoided if much_sooner else 0
-        trying, compared = by != usual, self.edge.known and self.core.known
-        begins = trying and not self.begun and compared and self._due(here, there)
-        known = replace(self, avoided=avoided, begun=begins if trying else self.begun, tried=trying)
-        if begins or (compared and self.tried and not trying):
-            return known
         if by == "Edge":
-            return replace(known, edge=self.edge.after(seconds / (1.0 + waiting.at_edge), weight=weight))
+            edge = self.edge.after(seconds / (1.0 + waiting.at_edge), weight=weight)
+            return replace(self, avoided=avoided, edge=edge)
         sending = _sending(size, waiting, uplink)
-        beyond = max(0.0, seconds - sending)
-        return replace(known, core=self.core.after(beyond, weight=weight, beside=sending))
+        core = self.core.after(max(0.0, seconds - sending), weight=weight, beside=sending)
+        return replace(self, avoided=avoided, core=core)
 
     def at_least(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
         """With one that had no answer after so many seconds. That says something where an answer was expected before,
@@ -123,7 +121,7 @@ class Ways:
 
     def _due(self, here: float, there: float) -> bool:
         """Whether the way that is not in use may be tried again."""
-        return self.avoided * EXPLORING * min(here, there) >= TRY * min(MOST_LOST, abs(there - here))
+        return self.avoided * EXPLORING * min(here, there) >= min(MOST_LOST, abs(there - here))
 
     def _least(self, size: int, waiting: Waiting, uplink: Uplink) -> float:
         return uplink.round_trip + _sending(size, waiting, uplink)

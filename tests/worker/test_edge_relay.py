@@ -19,6 +19,7 @@ from fixed_plans import certified
 from processes import WorkerProcess, manifest_of, plan_for
 
 from offramp_core.edge_relay import FIRST
+from offramp_worker.edge.processor import ProcessorWait
 from offramp_worker.edge.relay import REPLY_BYTES, Relay
 from offramp_worker.edge.wire import DIGEST_HEADER, PLAN_HEADER, RAMPS_HEADER
 from offramp_worker.front import Front
@@ -76,16 +77,21 @@ class Edge:
 
     def __init__(self, bundle: Path, core: str, folder: Path, **env: str) -> None:
         env = {"OFFRAMP_BUNDLE": str(bundle), "OFFRAMP_CORE": core, "OFFRAMP_UPLINK": "10Gbit"} | env
-        self.now, loop = 0.0, asyncio.get_running_loop()
+        self.now, self.waited, loop = 0.0, 0.0, asyncio.get_running_loop()
         front = Front(loop)
         self.worker = InferenceWorker(
             settings_from_env(env | fixed(bundle, folder, THRESHOLDS) | {"OFFRAMP_STATE_DIR": str(folder)}),
             deliver=front.deliver,
             on_lost=lambda _: None,
         )
-        inference = Slow(self.worker, front)
-        inference.spent = self.spent
-        self.relay = Relay(self.worker, inference, clock=lambda: self.now)
+        self.inference = Slow(self.worker, front)
+        self.inference.spent = self.spent
+        self.relay = Relay(self.worker, self.inference, clock=lambda: self.now, waited=self.waits)
+
+    def waits(self) -> float:
+        """The next one for what the one before has taken of a limited processor."""
+        waited, self.waited = self.waited, 0.0
+        return waited
 
     def spent(self) -> None:
         self.now += 1.0
@@ -140,6 +146,33 @@ def test_where_the_core_is_sooner_requests_go_there_as_they_came_and_get_the_sam
         assert told == exits(expected, 40) and set(told) != {"final"}
 
     with_edge(bundle_dir, url(core), tmp_path, story)
+
+
+def test_a_box_whose_requests_wait_before_they_are_read_hands_on(
+    bundle_dir: Path, core: WorkerProcess, tmp_path: Path
+) -> None:
+    """As with a limit of its processor: by the clock its own way takes no time."""
+    x = bundles.inputs(20, seed=5)
+
+    async def story(edge: Edge) -> None:
+        edge.inference.spent = lambda: None
+        for i in range(20):
+            await edge.ask(x[i : i + 1])
+            edge.waited = 1.0 if edge.relayed == 0 else 0.0
+        assert edge.relayed == 20 - FIRST
+
+    with_edge(bundle_dir, url(core), tmp_path, story)
+
+
+def test_what_linux_counts_as_waiting_is_told_once_and_nothing_where_it_does_not_count(tmp_path: Path) -> None:
+    counted = tmp_path / "schedstat"
+    counted.write_text("100 2000000000 5\n")
+    waited = ProcessorWait(counted)
+    assert waited() == 0.0
+    counted.write_text("900 2500000000 9\n")
+    assert waited() == pytest.approx(0.5) and waited() == 0.0
+    assert ProcessorWait(tmp_path / "none")() == 0.0
+    assert ProcessorWait()() == 0.0
 
 
 def test_what_a_request_asks_of_the_edge_is_not_handed_on(

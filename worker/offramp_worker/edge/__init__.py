@@ -9,4 +9,5 @@ door.py        what a core takes from its edges
 relay.py       requests that are handed to the core as they came, where it answers sooner
 handed.py      which of them the core answers by its exits
 kept.py        kept connections of the worker's event loop to its core
+processor.py   how long the event loop waited for a processor
 """

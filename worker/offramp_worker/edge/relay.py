@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import orjson
@@ -23,6 +23,7 @@ from offramp_worker.bundle.load import row_bytes
 from offramp_worker.edge.forwarding import Edge
 from offramp_worker.edge.kept import Answered, KeptConnections, TooLarge
 from offramp_worker.edge.link import LONGEST_PATIENCE, PATIENCE_FACTOR, SHORTEST_PATIENCE
+from offramp_worker.edge.processor import ProcessorWait
 from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, PLAN_HEADER, RAMPS_HEADER
 from offramp_worker.engine.engine import Engine
 from offramp_worker.http.bodies import Headers
@@ -35,6 +36,7 @@ CONNECTIONS, MOST_OUTPUTS = 8, 2
 PASSED_ON = (LENGTH, b"content-type", b"traceparent", b"tracestate")
 PASSED_BACK = (LENGTH_HEADER, "content-type")
 REPLY_BYTES, ROW_BYTES = 65536, 512  # of a reply and of each of its rows, beyond logits
+SOON_SECONDS = 0.1  # after a request: who comes later does not wait for what it took
 REST_SECONDS, MOST_FAILURES = 1.0, 7  # after one that the core did not answer; twice as long each time, so often
 OK, BAD_REQUEST = 200, 400
 
@@ -57,16 +59,36 @@ class _Request:
     malformed: bool = False
 
 
+class _Ended(NamedTuple):
+    """What is known of a request whose time is over: when that was, what it took, and whether it was answered."""
+
+    at: float
+    took: float
+    answered: bool
+    by: By
+    rows: int
+    size: int
+    waiting: Waiting
+
+
 class Relay:
     """In the place of :class:`offramp_worker.http.inference.Inference` on the public port of an edge."""
 
     def __init__(
-        self, worker: InferenceWorker, inference: Inference, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        worker: InferenceWorker,
+        inference: Inference,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        waited: Callable[[], float] | None = None,
     ) -> None:
-        """``inference`` is the edge's own way."""
+        """``inference`` is the edge's own way. ``waited`` is as :class:`offramp_worker.edge.processor.ProcessorWait` of
+        the event loop."""
         self._worker, self._inference, self._clock = worker, inference, clock
+        self._waited = waited or ProcessorWait()
         self.refusals = inference.refusals
         self._ways: dict[int, Ways] = {}  # by the size of requests: rows, as a power of two
+        self._last: _Ended | None = None  # it is learned from once it is known how long the next one waits for it
         self._rows_here, self._bytes_out = 0, 0
         self._sent_until = 0.0  # when all of them have gone up, at the uplink's rate
         self._failures, self._failed_at, self._rests_until = 0, -math.inf, -math.inf
@@ -78,6 +100,8 @@ class Relay:
 
     def answer(self, path: str, headers: Headers, body: bytes | bytearray, reply: Reply) -> Any | None:
         """As :meth:`offramp_worker.http.inference.Inference.answer`."""
+        if self._last is not None:
+            self._next_has_come(self._last)
         engine, edge = self._worker.engine, self._worker.edge
         if engine is None or edge is None or edge.residue != "Auto" or edge.link.away:
             return self._inference.answer(path, headers, body, reply)
@@ -154,14 +178,27 @@ class Relay:
         request.inner = self._inference.answer(request.path, request.headers, request.body, answered)
 
     def _learn(self, request: _Request, *, answered: bool) -> None:
-        """From the time until the answer, or until nobody waited for one any more."""
-        edge = self._worker.edge
+        """From the time until the answer, or until nobody waited for one any more, and what the next one waits for
+        it."""
+        if self._last is not None:
+            self._learn_from(self._last, waited=0.0)
+        now, size = self._clock(), len(request.body)
+        took = now - request.began
+        self._last = _Ended(now, took, answered, request.by, request.rows, size, request.waiting)
+        self._waited()
+
+    def _next_has_come(self, last: _Ended) -> None:
+        waited = self._waited()
+        soon = self._clock() - last.at - waited < SOON_SECONDS
+        self._learn_from(last, waited=waited if soon else 0.0)
+
+    def _learn_from(self, last: _Ended, *, waited: float) -> None:
+        self._last, edge, known = None, self._worker.edge, last.rows.bit_length()
         if edge is not None:
-            known = request.rows.bit_length()
             ways = self._ways.get(known, Ways())
-            learn = ways.after if answered else ways.at_least
-            took, uplink = self._clock() - request.began, edge.link.uplink
-            self._ways[known] = learn(request.by, took, size=len(request.body), waiting=request.waiting, uplink=uplink)
+            learn, uplink = ways.after if last.answered else ways.at_least, edge.link.uplink
+            seconds = last.took + waited
+            self._ways[known] = learn(last.by, seconds, size=last.size, waiting=last.waiting, uplink=uplink)
 
     # --- by the core --------------------------------------------------------------------------------
 
