@@ -21,6 +21,7 @@ OFFLINE: tuple[Offline, ...] = ("Refuse", "Answer")
 WEIGHT = 0.1  # of the newest measurement
 #: Every so many decisions the second best way is gone where it promises at most so much more: nobody else measures it.
 TRY_EVERY, WORTH_A_TRY = 64, 1.3
+PACE_WEIGHT, MOST_SLOWER = 0.05, 3.0  # of the newest batch; times the pace before, that it counts as at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,12 @@ def sent(rest: Rest, uplink: Uplink, *, residue: Residue, number: int) -> Sent:
     if others and number % TRY_EVERY == TRY_EVERY - 1 and ways[others[0]] <= WORTH_A_TRY * ways[best]:
         return others[0]
     return best
+
+
+def paced(pace: float, *, took: float, expected: float) -> float:
+    """How many times as long as expected batches take, with one more. One that is held up, as for a second, must not
+    send rows up for as long as it takes to forget it."""
+    return pace + PACE_WEIGHT * (min(took / expected, MOST_SLOWER * pace) - pace)
 
 
 def costs(rest: Rest, uplink: Uplink) -> dict[Sent, float]:

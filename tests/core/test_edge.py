@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.edge import TRY_EVERY, WORTH_A_TRY, Rest, Sent, Uplink, at_once, costs, sent
+from offramp_core.edge import TRY_EVERY, WORTH_A_TRY, Rest, Sent, Uplink, at_once, costs, paced, sent
 from offramp_core.edge_settings import EdgeSettings, edge_settings
 from offramp_core.errors import InvalidArgumentError
 
@@ -147,3 +147,12 @@ def test_what_cannot_work_is_refused_with_the_variable_and_what_it_must_be(
 def test_an_uplink_of_zero_is_none() -> None:
     with pytest.raises(InvalidArgumentError, match="uplink is 0 bit/s; it must be above 0"):
         Uplink(0.0)
+
+
+def test_a_batch_that_was_held_up_sends_no_rows_up_a_slow_uplink() -> None:
+    pace = paced(1.0, took=1.0, expected=0.0005)
+    here = Rest(input_bytes=12_500, features_bytes=None, saved_seconds=0.0, here_seconds=0.002 * pace)
+    assert sent(here, Uplink(125_000.0, 0.001), residue="Auto", number=0) == "Nothing"
+    for _ in range(50):
+        pace = paced(pace, took=0.002, expected=0.0005)
+    assert pace == pytest.approx(4.0, rel=0.2), "a box that is slow is known as such"

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.batching import exact_seconds
-from offramp_core.edge import TRY_EVERY, Offline, Residue, Rest, Sent, at_once, sent
+from offramp_core.edge import TRY_EVERY, Offline, Residue, Rest, Sent, at_once, paced, sent
 from offramp_core.precision import EXACT
 from offramp_core.task import top_labels
 from offramp_worker.bundle.load import Bundle
@@ -35,7 +35,7 @@ from offramp_worker.metrics import Metrics
 
 Array = npt.NDArray[Any]
 Run = Callable[[Batch, Runtime, GoOn], Iterator[Leave]]
-DECAY, WEIGHT = 0.98, 0.05  # of what was seen before a batch; of the newest one in a mean
+DECAY = 0.98  # of what was seen before a batch
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ class Forwarding:
             return
         expected = self._seconds(runtime, len(batch), 1)[0] / self._pace
         if expected > 0:
-            self._pace += WEIGHT * ((self._clock() - progress.began) / expected - self._pace)
+            self._pace = paced(self._pace, took=self._clock() - progress.began, expected=expected)
         if runtime.plan.content_hash in self._shares:
             self._shares[runtime.plan.content_hash].went_on += len(onward.rows)
 
