@@ -165,9 +165,7 @@ def _floods(found: dict[str, Any] | None) -> list[str]:
     return [
         f"`python -m {FLOODS}`: one service asks for ten times its share; p95 of the other services in its worker. The "
         "worker has the core to itself and gets 0.6 of what it can do, or the second worker is beside it on the core "
-        "and both get 0.6 of what they can do together. Beside another process a worker that always has work gets half "
-        "of the core, and one that is mostly idle got it at once: that is of how processes share a core, and no turns "
-        "in a worker can mend it.",
+        "and both get 0.6 of what they can do together.",
         "",
         *table(
             ["worker", "the flood's model takes", "requests/s of it", "answered", "p95 without", "with it", "times"],

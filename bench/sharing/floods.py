@@ -1,9 +1,7 @@
 """What a flood of one service does to the others in its worker: ``python -m bench.sharing.floods``.
 
 The worker has the core to itself and gets 0.6 of what it can do; then one of its services asks for ten times its share
-besides. The same with the second worker beside it on the core: that one takes its time of the core as well, and a
-worker that always has work gets half of it where one that is mostly idle got it at once, which no turns in a worker
-can mend.
+besides. The same with the second worker beside it on the core, which takes its time of the core as well.
 """
 
 from __future__ import annotations
