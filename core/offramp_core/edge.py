@@ -65,6 +65,12 @@ class Uplink:
         return Uplink(bytes_per_second, round_trip, beyond)
 
 
+def rate_of(size: int, *, seconds: float, round_trip: float) -> float:
+    """Bytes per second of a link over which a body of ``size`` took so long. Half of that was its bytes' own at least:
+    a round trip that was held up, or shared the link, must not make a slow one look fast."""
+    return size / max(1e-6, seconds - round_trip, seconds / 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Rest:
     """Rows of one batch that nobody has answered yet: bytes of all of them, and seconds.

@@ -21,12 +21,14 @@ By = Literal["Edge", "Core"]
 
 WEIGHT = 0.03  # of the newest measurement: one row in five takes several times as long as the others
 FIRST = 4  # measurements, of which the shortest counts: connections open, and caches fill
+CONNECTS = 2  # measurements of the core, before ones that take several times as long as the edge count as a way known
 AGAIN_WEIGHT = 0.1  # of a measurement of the way that is not in use, which is rare and may have run beyond its share
 PERIOD = 0.1  # seconds: of processor limits, if nobody says otherwise
 LONGEST = 3.0  # times what was expected: what is beyond it has the least weight, and beyond a period none
 HELD_UP, FACTOR = 3, 2.0  # longer ones in a row; to the weight with each more, which no hold-up explains
 FLOOR = 1e-4  # seconds, of what is expected: a mean of nothing could not rise
 EXPLORING = 0.005  # of all time goes to trying the slower way
+SOON, SOON_TRIES = 4, 6  # requests until a box that was held up is tried again, twice as many each time; so often
 MOST_LOST = 2.0  # seconds that each is taken to cost: 800 s of the other way at most go by before a try
 
 
@@ -75,8 +77,10 @@ class Ways:
 
     edge: Mean = field(default_factory=Mean)
     core: Mean = field(default_factory=Mean)
-    #: Requests since the way that is not in use was tried.
+    #: Requests since the way that is not in use was tried; below 0 while what that took is not earned yet.
     avoided: int = 0
+    #: How often the edge, which was left since it was held up, may still be tried soon.
+    soon: int = 0
 
     def by(self, size: int, waiting: Waiting, uplink: Uplink) -> By:
         """Who answers a request of so many bytes."""
@@ -84,9 +88,9 @@ class Ways:
             return "Edge"
         least = self._least(size, waiting, uplink)
         here, there = self._seconds(size, waiting, uplink)
-        if not self.core.known:
+        if not self.core.known and (self.core.n < CONNECTS or there < LONGEST * here):
             return "Core" if least < here else "Edge"
-        best: By = "Core" if there < here else "Edge"
+        best = self._usual(here, there)
         if not self._due(here, there) or (best == "Edge" and least >= here):
             return best
         return "Edge" if best == "Core" else "Core"
@@ -95,16 +99,22 @@ class Ways:
         """With the seconds that one request took, and the next one had to wait for it; ``waiting`` is what was in line
         when it came."""
         here, there = self._seconds(size, waiting, uplink)
-        usual: By = "Core" if self.core.known and there < here else "Edge"
+        usual = self._usual(here, there)
         weight = WEIGHT if by == usual else AGAIN_WEIGHT
         much_sooner = seconds < (here if by == "Edge" else there) / LONGEST  # than it was: the next one tries it again
         avoided = self.avoided + 1 if by == usual else self.avoided if much_sooner else 0
+        if by == "Core" != usual and self.core.known:
+            avoided -= _owed(seconds - there, of=here)
+        if by == "Edge" and usual == "Core" and self.soon and seconds >= here:  # it is still held up: nothing new
+            return replace(self, avoided=0, soon=self.soon - 1)
+        edge, core, sending = self.edge, self.core, _sending(size, waiting, uplink)
         if by == "Edge":
-            edge = self.edge.after(seconds / (1.0 + waiting.at_edge), weight=weight)
-            return replace(self, avoided=avoided, edge=edge)
-        sending = _sending(size, waiting, uplink)
-        core = self.core.after(max(0.0, seconds - sending), weight=weight, beside=sending)
-        return replace(self, avoided=avoided, core=core)
+            edge = edge.after(seconds / (1.0 + waiting.at_edge), weight=weight)
+        else:
+            core = core.after(max(0.0, seconds - sending), weight=weight, beside=sending)
+        now = Ways(edge, core, avoided, self.soon)
+        left = usual == "Edge" and now._usual(*now._seconds(size, waiting, uplink)) == "Core"
+        return replace(now, avoided=0, soon=SOON_TRIES if edge.longer else 0) if left else now
 
     def at_least(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
         """With one that had no answer after so many seconds. That says something where an answer was expected before,
@@ -120,8 +130,13 @@ class Ways:
         return there if self.core.known else max(here, self._least(size, waiting, uplink))
 
     def _due(self, here: float, there: float) -> bool:
-        """Whether the way that is not in use may be tried again."""
+        """Whether the way that is not in use may be tried again. What holds a box up often ends soon."""
+        if self.soon and there < here and self.avoided >= SOON * 2 ** (SOON_TRIES - self.soon):
+            return True
         return self.avoided * EXPLORING * min(here, there) >= min(MOST_LOST, abs(there - here))
+
+    def _usual(self, here: float, there: float) -> By:
+        return "Core" if self.core.known and there < here else "Edge"
 
     def _least(self, size: int, waiting: Waiting, uplink: Uplink) -> float:
         return uplink.round_trip + _sending(size, waiting, uplink)
@@ -133,3 +148,9 @@ class Ways:
 
 def _sending(size: int, waiting: Waiting, uplink: Uplink) -> float:
     return (size + waiting.on_uplink) / uplink.bytes_per_second
+
+
+def _owed(lost: float, *, of: float) -> int:
+    """Requests of so many seconds that earn what a try has lost beyond what it was expected to: an uplink that is
+    slower than it looked stays so."""
+    return int(min(MOST_LOST, max(0.0, lost)) / (EXPLORING * max(FLOOR, of)))

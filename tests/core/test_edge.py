@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.edge import TRY_EVERY, WORTH_A_TRY, Rest, Sent, Uplink, at_once, costs, paced, sent
+from offramp_core.edge import TRY_EVERY, WORTH_A_TRY, Rest, Sent, Uplink, at_once, costs, paced, rate_of, sent
 from offramp_core.edge_settings import EdgeSettings, edge_settings
 from offramp_core.errors import InvalidArgumentError
 
@@ -156,3 +156,13 @@ def test_a_batch_that_was_held_up_sends_no_rows_up_a_slow_uplink() -> None:
     for _ in range(50):
         pace = paced(pace, took=0.002, expected=0.0005)
     assert pace == pytest.approx(4.0, rel=0.2), "a box that is slow is known as such"
+
+
+@given(st.floats(1e4, 1e9), st.floats(0.0, 0.2), st.floats(0.0, 5.0))
+def test_a_round_trip_that_was_held_up_makes_no_link_more_than_twice_as_fast(
+    rate: float, round_trip: float, held_up: float
+) -> None:
+    found = rate_of(65_536, seconds=round_trip + 65_536 / rate, round_trip=round_trip + held_up)
+    assert found <= 2 * rate * (1 + 1e-6)
+    if not held_up and round_trip <= 65_536 / rate:
+        assert found == pytest.approx(rate)

@@ -181,3 +181,27 @@ def test_a_core_that_recovers_is_used_again_at_the_first_tries_that_show_it() ->
     assert edge * 0.02 * EXPLORING <= 0.9, "as long as one try has to wait, not all that the mean needs"
     slow = Ways(edge=Mean(0.02, 50), core=Mean(1000.0, 500), avoided=int(800 / 0.02) + 1)
     assert slow.by(SIZE, NOBODY, uplink) == "Core", "however slow it was"
+
+
+@pytest.mark.parametrize("core", [Mean(), Mean(0.002, 50)])
+def test_an_uplink_that_was_taken_for_a_fast_one_is_left_after_a_few_requests(core: Mean) -> None:
+    """1 Mbit/s, for which sending takes 107 ms, taken for 10 Gbit/s."""
+    ways, uplink, sent = Ways(edge=Mean(0.005, 50), core=core), Uplink(1.25e9, 0.0005), 0
+    for _ in range(1000):
+        by = ways.by(SIZE, NOBODY, uplink)
+        sent += by == "Core"
+        ways = ways.after(by, 0.107 if by == "Core" else 0.005, size=SIZE, waiting=NOBODY, uplink=uplink)
+    assert 0 < sent <= 3
+
+
+@pytest.mark.parametrize("core", [Mean(), Mean(0.001, 50)])
+def test_a_box_that_neighbors_held_up_takes_back_what_it_handed_on_as_soon_as_they_are_gone(core: Mean) -> None:
+    """For 2 s each of its requests takes 0.2 s; then 2 ms, and the core 12 ms."""
+    uplink, ways, now, late = Uplink(1.25e6, 0.0005), Ways(edge=Mean(0.002, 500), core=core), 0.0, 0.0
+    while now < 10.0:
+        by = ways.by(SIZE, NOBODY, uplink)
+        took = 0.0125 if by == "Core" else 0.2 if now < 2.0 else 0.002
+        late += took if by == "Core" and now >= 2.0 else 0.0
+        ways, now = ways.after(by, took, size=SIZE, waiting=NOBODY, uplink=uplink), now + took
+    assert late < 2.0, "no longer than it was held up"
+    assert ways.edge.value < 0.004

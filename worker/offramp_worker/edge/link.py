@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from offramp_core.edge import Sent, Uplink
+from offramp_core.edge import Sent, Uplink, rate_of
 from offramp_core.edge_settings import EdgeSettings
 from offramp_core.errors import InvalidBundleError, OfframpError
 from offramp_worker.bundle.load import Bundle
@@ -302,7 +302,7 @@ class Link:
             seconds = await self._shortest(bytes(size))
             if seconds - short > QUICK_SECONDS:
                 break
-        return size / max(1e-6, seconds - short)
+        return rate_of(size, seconds=seconds, round_trip=short)
 
     async def _shortest(self, body: bytes) -> float:
         """Seconds of a request that nothing held up: the box has just loaded a model, or has a share of a processor."""
