@@ -43,6 +43,7 @@ MODEL, CHANNELS, SIZE, WIDTH, CLASSES, LAYERS = "tiny", 3, 20, 32, 5, 6
 SHAPE = (CHANNELS, SIZE, SIZE)
 NOISE = 0.002
 ROUNDED_TO = 4  # decimals
+CONFUSED, UNSURE = [1, 2], np.float32(0.1)  # classes, and what is left of a head's certainty
 LAYER_SECONDS, HEAD_SECONDS = 4e-4, 1e-5
 RAMPS = tuple(
     RampSpec(f"r{i:02}-linear", f"c{i}", i, (i + 1) / LAYERS, "pooled-linear", WIDTH) for i in range(LAYERS - 1)
@@ -71,18 +72,27 @@ def _session(model: bytes) -> ort.InferenceSession:
 
 
 def write_bundle(
-    folder: Path, *, seed: int = 0, with_int8: bool = False, layers_behind: int = 0, failing_share: float = 0.0
+    folder: Path,
+    *,
+    seed: int = 0,
+    with_int8: bool = False,
+    layers_behind: int = 0,
+    failing_share: float = 0.0,
+    confused: float = 0.0,
 ) -> Path:
     """Write the bundle; returns its folder.
 
     ``with_int8`` adds the model with rounded weights: like int8 nearly right. What it is said to save is invented.
     ``layers_behind`` are further layers behind the last ramp, which take time and change nothing. About
     ``failing_share`` of the inputs make a batch fail that has one of them; none of those that a worker tries before it
-    serves.
+    serves. The ramps take the classes of ``CONFUSED`` for each other where it is above 0, so many times as sure of them
+    as of the others.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = _backbone(np.random.default_rng(seed), layers_behind)
     own = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    if confused:
+        own |= {name: _confused(own[name], confused) for name in ("w", "b")}
     tensors: dict[str, Array] = {
         f"{r.id}/{name}": own[t].copy() for r in RAMPS for name, t in (("w1", "w"), ("b1", "b"))
     }
@@ -122,6 +132,12 @@ def write_bundle(
     for name, content in {**files, "manifest.json": msgspec.json.encode(manifest)}.items():
         (folder / name).write_bytes(content)
     return folder
+
+
+def _confused(weights: Array, times: float) -> Array:
+    made = UNSURE * weights
+    made[..., CONFUSED] = times * made[..., CONFUSED[::-1]]
+    return made.astype(np.float32)
 
 
 def _int8_files(

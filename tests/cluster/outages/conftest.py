@@ -31,7 +31,8 @@ SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "outages"
 
 class Images(NamedTuple):
     """``previous`` is the worker of the release before, whose code lies in the folder ``previous_code``. ``changed`` is
-    another model, ``failing`` one that fails on some inputs, ``deep`` one that takes long with exits off."""
+    another model, ``failing`` one that fails on some inputs, ``deep`` one that takes long with exits off, ``unsure`` a
+    deep one whose ramps err."""
 
     bundle: str
     worker: str
@@ -40,6 +41,7 @@ class Images(NamedTuple):
     changed: str
     failing: str
     deep: str
+    unsure: str
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +73,7 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
                 changed=bundle("changed", seed=3),
                 failing=bundle("failing", seed=4, failing_share=0.3),
                 deep=bundle("deep", layers_behind=12),
+                unsure=bundle("unsure", layers_behind=12, confused=1.3),
             )
             made.write_text(json.dumps(images._asdict()))
         return Images(**json.loads(made.read_text()))

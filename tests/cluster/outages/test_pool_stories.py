@@ -1,10 +1,14 @@
 """Workers in pools on a real node, under traffic: a pool loses its nodes and gets them back; a price changes; two
-services compete for the last workers."""
+services compete for the last workers; a burst comes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
 
+import identity_bundle  # type: ignore[import-not-found]
+import numpy as np
 import pytest
 from stage import GROUP, Json, Stage  # type: ignore[import-not-found]
 
@@ -102,6 +106,53 @@ def three_in_all(stage: Stage) -> Iterator[str]:
     stage.api.delete(f"{GROUP}/workerclasses/{stage.namespace}")
 
 
+QUIET = 0.6  # of what a worker is measured to answer with exits off
+
+
+def test_a_burst_of_four_times_is_answered_by_other_thresholds_before_any_worker_starts_and_then_by_workers(
+    stage: Stage, images: Any
+) -> None:
+    """The ramps err too often for the usual budget to let many leave, so that a worker cannot answer the burst by it;
+    under overload it can. What it answers is measured in this run, right before the burst."""
+    resources = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "512Mi"}}
+    stage.operate()
+    stage.serve(
+        model={"uri": f"oci://{images.unsure}"},
+        objective={
+            "latency": {"threshold": "1s"},
+            "accuracy": {"maxDisagreement": "0.2"},
+            "overload": {"maxDisagreement": "0.5"},
+        },
+        execution="ComputeSaving",
+        rollout={"steps": [{"weight": 100}], "confidence": "0.9"},
+        replicas=None,
+        pools=[{"name": "fast", "costPerHour": "1", "maxWorkers": 3, "resources": resources}],
+    )
+    rate = lambda: float(pool(stage, "fast").get("workerRate", 0))  # noqa: E731
+    rows = stage.folder / "rows.npy"
+    np.save(rows, identity_bundle.inputs(2000))  # labels of the same few would be worth little
+    labels = stage.send(QUIET * stage.until("what a worker answers", rate), rows=rows)
+    stage.until("two plans", lambda: stage.phase("Succeeded") and overload(stage).get("state") == "Exits")
+    labels.stop()
+    quiet = QUIET * rate()
+    stage.send(quiet, rows=rows)
+    stage.until("calm", lambda: not overload(stage).get("workers") and settled(stage))
+    before = {p["metadata"]["uid"] for p in stage.pods()}
+
+    burst = stage.send(3 * quiet, rows=rows)
+    stage.until("overload", lambda: overload(stage).get("sinceAt"))
+    stage.until("more workers", lambda: settled(stage) and planned(stage)["fast"][0] > len(before))
+    sent = burst.stop()
+    started = min(started_at(p) for p in stage.pods() if p["metadata"]["uid"] not in before)
+    switched, waited = sent["eased_at"] - sent["began"], started - sent["began"]
+    print(f"the first answer by other thresholds after {switched:.2f} s, the first worker after {waited:.1f} s")
+    assert switched < waited
+    assert sent["eased"] > sent["answered"] / 4
+    stage.until("the end of overload", lambda: not overload(stage).get("workers") and stage.events("OverloadEnded"))
+    assert stage.events("OverloadBegan")
+    stage.check()
+
+
 POOLS = ("fast", "steady")
 
 
@@ -117,6 +168,23 @@ def planned(stage: Stage, service: str = "tiny") -> dict[str, tuple[int, int, in
 
 def pool(stage: Stage, name: str) -> Json:
     return next((dict(p) for p in stage.status().get("pools", ()) if p["name"] == name), {})
+
+
+def overload(stage: Stage) -> Json:
+    return next((dict(t) for t in stage.status().get("tiers", ()) if t["name"] == "overload"), {})
+
+
+def settled(stage: Stage) -> bool:
+    """Whether as many workers are ready as are planned."""
+    return len(set(planned(stage)["fast"])) == 1
+
+
+def seconds(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp()
+
+
+def started_at(pod: Json) -> float:
+    return seconds(pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"])
 
 
 def in_pool(stage: Stage, name: str) -> list[Json]:

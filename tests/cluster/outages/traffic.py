@@ -73,17 +73,24 @@ class Clients:
     def __init__(self, url: str, stop: asyncio.Event) -> None:
         self.url, self.stop = f"{url}/v2/models/{MODEL}/infer", stop
         self.sent = self.answered = self.reconnected = self.withdrawn = 0
+        self.began: float | None = None  # when the first was sent
+        self.eased = 0  # answered under overload
+        self.eased_at: float | None = None  # the first of them
         self.failures: list[dict[str, Any]] = []
 
     async def ask(self, session: aiohttp.ClientSession, content: bytes, headers: dict[str, str]) -> None:
         connection.set(["not connected"])
         at, self.sent = time.time(), self.sent + 1
+        self.began = self.began or at
         for _ in range(CONNECT_ATTEMPTS):
             try:
                 async with session.post(self.url, data=content, headers=headers) as reply:
                     text = await reply.read()
                     if reply.status == 200:
                         self.answered += 1
+                        if b'"overload":true' in text:
+                            self.eased += 1
+                            self.eased_at = self.eased_at or time.time()
                     else:
                         self.failed(at, "answered", f"{reply.status} {text[:200]!r}")
                     return
@@ -123,7 +130,10 @@ async def main(url: str, rate: float, rows: np.ndarray) -> None:
             task.add_done_callback(tasks.discard)
         if tasks:
             await asyncio.wait(tasks)
-    said = {name: getattr(clients, name) for name in ("sent", "answered", "reconnected", "withdrawn", "failures")}
+    said = {
+        name: getattr(clients, name)
+        for name in ("sent", "answered", "reconnected", "withdrawn", "failures", "began", "eased", "eased_at")
+    }
     print(json.dumps(said), flush=True)
 
 
