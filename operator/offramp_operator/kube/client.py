@@ -176,7 +176,7 @@ class KubeClient:
             page = await self._call(
                 "get", kind, namespace=namespace, label_selector=kind.selector or None, limit=LIST_PAGE, _continue=token
             )
-            items += [made(kind, **item) for item in page.get("items") or ()]
+            items += [made(kind) | item for item in page.get("items") or ()]
             token = page["metadata"].get("continue")
             if not token:
                 return items, int(page["metadata"]["resourceVersion"])
