@@ -33,13 +33,6 @@ def test_pauses_double_from_the_third_rejection_on(rejected_at: list[float], aft
     assert found == (None if after is None else pytest.approx(after))
 
 
-def test_a_worker_that_a_node_takes_ends_a_series() -> None:
-    trouble, much_later = [0.0, 0.2, 0.4], 900.0
-    assert next_worker_at([*trouble, much_later]) == 1500.0
-    assert next_worker_at([*trouble, much_later], taken_at=[0.1, 30.0]) is None
-    assert next_worker_at([*trouble, much_later], taken_at=[-5.0]) == 1500.0
-
-
 REJECTED: dict[str, Any] = {
     "failure_reason": Reason.REJECTED_BY_NODE,
     "failure": "node n1 rejected w-3; ask for 1; 3 pods were rejected, so the next one is made at 10:00",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from offramp_core.control.snapshot import WorkerEndpoint
+from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.failures import failure
-from offramp_operator.kube.kinds import POD, TEMPLATE_ANNOTATION, Object
+from offramp_operator.kube.kinds import POD, REJECTIONS_OVER_ANNOTATION, TEMPLATE_ANNOTATION, Object
+from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.pods import endpoints
 from offramp_operator.kube.rejected import Rejections, note, rejections
 from offramp_operator.kube.trim import trim
@@ -56,15 +59,22 @@ WAITING = pod("waits", phase="Pending")
 ROW = tuple(rejected(f"w-{number}", second=number) for number in range(3))
 
 
-def found(*pods: Object) -> Rejections:
-    seen = rejections(pods, template=NEW)
-    assert seen is not None
-    return seen
+def found(*pods: Object, seconds: float = 3.0, over: str | None = None) -> Rejections:
+    """What is known so many seconds past noon; ``over`` is what the Deployment says."""
+    notes = {} if over is None else {REJECTIONS_OVER_ANNOTATION: over}
+    deployment = {"metadata": {"name": "digits", "annotations": notes}}
+    return rejections(deployment, pods, template=NEW, now=NOON + seconds)
 
 
-def told(seen: Rejections, *, wanted: int = 1, seconds: float = 3.0) -> WorkerEndpoint | None:
-    now = NOON + seconds
-    return seen.endpoint(wanted=wanted, held=seen.holds(now), now=now)
+def noted(seen: Rejections) -> str | None:
+    """What the Deployment says from then on."""
+    deployment: Object = {"metadata": {"name": "digits"}}
+    note(deployment, seen)
+    return deployment["metadata"].get("annotations", {}).get(REJECTIONS_OVER_ANNOTATION)
+
+
+def told(seen: Rejections, *, wanted: int = 1) -> WorkerEndpoint | None:
+    return seen.endpoint(wanted=wanted, held=seen.holds)
 
 
 def test_a_rejected_pod_names_its_node_its_device_the_kubelets_words_and_the_next_step() -> None:
@@ -118,9 +128,8 @@ def test_a_pod_that_waits_does_not_tell_what_others_were_rejected_for() -> None:
 
 
 def test_the_next_one_is_made_after_the_pause_and_then_tells_of_itself() -> None:
-    seen = found(*ROW)
-    assert [seen.holds(NOON + seconds) for seconds in (2.0, 11.0, 12.0)] == [True, True, False]
-    assert told(seen, seconds=30.0) is not None and told(seen, seconds=80.0) is None
+    assert [found(*ROW, seconds=seconds).holds for seconds in (2.0, 11.0, 12.0)] == [True, True, False]
+    assert told(found(*ROW, seconds=30.0)) is not None and told(found(*ROW, seconds=80.0)) is None
 
 
 @pytest.mark.parametrize("days", [1, -1])
@@ -129,38 +138,70 @@ def test_a_kubelets_own_clock_does_not_matter(days: int) -> None:
     assert found(*row).until == NOON + 12.0
 
 
-@pytest.mark.parametrize(("seconds", "holds"), [(-1000.0, True), (-7200.0, False)])
+@pytest.mark.parametrize(("seconds", "holds"), [(-500.0, True), (-7200.0, False)])
 def test_a_pause_that_lies_hours_ahead_is_a_wrong_clock_and_no_pause(seconds: float, holds: bool) -> None:
-    assert found(*ROW).holds(NOON + seconds) is holds
+    assert found(*ROW, seconds=seconds).holds is holds
+
+
+def test_pods_of_a_clock_that_was_days_ahead_end_no_series_to_come() -> None:
+    days = 2 * 86400
+    ahead = (rejected("ahead", second=days), pod("took", second=days + 5, phase="Running"))
+    assert noted(found(*ahead, seconds=days + 6)) is not None and noted(found(*ahead)) is None
+    assert found(*ahead, *ROW).holds
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        "2026-11-27T12:00:04+00:00",
+        "2099-01-01T00:00:00+00:00",
+        "9999-12-31T23:59:59-23:59",
+        "0001-01-01T00:00:00+23:59",
+        "0001-01-01",
+        "9999-12-31",
+        "garbage",
+        "",
+    ],
+)
+def test_a_note_that_can_not_be_true_counts_for_nothing_and_is_written_anew(over: str) -> None:
+    """Anybody who may edit a Deployment may have written it."""
+    alone = found(*ROW, over=over)
+    assert alone.holds and noted(alone) is None
+    assert noted(found(*ROW, pod("took", second=2, phase="Running"), over=over)) == "2026-11-27T12:00:02+00:00"
 
 
 def test_rejections_before_a_pod_that_a_node_took_hold_nothing_up() -> None:
     took = pod("took", second=30, phase="Running")
-    seen = found(*ROW, took, rejected("once", second=900))
-    assert not seen.holds(NOON + 901.0)
-    assert found(*ROW, rejected("once", second=900)).holds(NOON + 901.0)
+    again = (*ROW, rejected("once", second=900))
+    assert not found(*again, took, seconds=901.0).holds
+    assert found(*again, seconds=901.0).holds
 
 
 def test_a_pod_that_waited_for_a_node_ends_a_series_when_it_is_placed() -> None:
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(5)}
-    assert not found(*ROW, pod("waited", phase="Running", conditions=[placed])).holds(NOON + 6.0)
+    assert not found(*ROW, pod("waited", phase="Running", conditions=[placed]), seconds=6.0).holds
 
 
 def test_a_series_stays_ended_once_the_pod_that_ended_it_is_gone() -> None:
     """With a node that was drained, three rejections of a quarter of an hour before held up all workers for ten
     minutes."""
-    deployment: Object = {"metadata": {"name": "digits"}}
-    took = pod("took", second=30, phase="Running")
-    note(deployment, found(*ROW, took))
-    noted = str(deployment)
+    over = noted(found(*ROW, pod("took", second=30, phase="Running"), seconds=31.0))
     again = [*ROW, rejected("once", second=900)]
-    seen = rejections(again, template=NEW, deployment=deployment)
-    assert seen is not None and not seen.holds(NOON + 901.0)
-    note(deployment, seen)
-    assert str(deployment) == noted, "nothing new is to be written"
+    seen = found(*again, seconds=901.0, over=over)
+    assert not seen.holds
+    assert noted(seen) == over, "nothing new is to be written"
     again += [rejected("twice", second=901), rejected("thrice", second=902)]
-    seen = rejections(again, template=NEW, deployment=deployment)
-    assert seen is not None and seen.holds(NOON + 903.0)
+    assert found(*again, seconds=903.0, over=over).holds
+
+
+@pytest.mark.parametrize("spec", [{"replicas": 4}, {}], ids=["ours", "an autoscaler's"])
+def test_a_series_stays_ended_while_another_spec_is_tried(spec: Object) -> None:
+    """What the body leaves out goes with it, and with the old spec back one rejection took all workers."""
+    over = noted(found(*ROW, pod("took", second=30, phase="Running"), seconds=31.0))
+    live = {"metadata": {"name": "digits", "uid": "d", "annotations": {REJECTIONS_OVER_ANNOTATION: over}}}
+    other: Object = {"metadata": {"name": "digits"}, "spec": spec}
+    asyncio.run(Holds(cast(Any, None), ObjectCache(), clock=lambda: NOON + 500).hold(live, other))
+    assert other["metadata"]["annotations"] == {REJECTIONS_OVER_ANNOTATION: over}
 
 
 @pytest.mark.parametrize(
@@ -178,10 +219,11 @@ def test_pods_that_are_on_their_way_are_kept_in_a_pause(other: Object, kept: int
 
 
 def test_pods_of_another_spec_hold_nothing_up() -> None:
-    assert rejections((rejected("w", template=OLD), serving("a")), template=NEW) is None
+    others = found(*(rejected(f"w-{n}", second=n, template=OLD) for n in range(3)), serving("a"))
+    assert not others.holds and told(others, wanted=2) is None
 
 
 def test_nothing_is_held_up_where_that_would_take_pods_that_serve() -> None:
     both = found(*ROW, serving("a"), serving("b", template=OLD))
-    assert not both.holds(NOON + 3.0)
-    assert found(*ROW, serving("b", template=OLD)).holds(NOON + 3.0)
+    assert not both.holds
+    assert found(*ROW, serving("b", template=OLD)).holds

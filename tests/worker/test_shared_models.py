@@ -187,6 +187,7 @@ def _settings(folder: Path, models: list[dict[str, Any]], env: dict[str, str]) -
         ([{"name": "a", "bundle": "a"}, {"name": "a", "bundle": "b"}], {}, r"models\[1\].name: 'a' is there twice"),
         ([{"name": "a/b", "bundle": "a"}], {}, r"models\[0\].name: is 'a/b'"),
         ([{"name": "a", "bundle": "a", "share": 0}], {}, r"models\[0\].share: is 0"),
+        ([{"name": "a", "bundle": "a", "share": 1e30}], {}, r"models\[0\].share: is 1e\+30; .* from 0.001 to 1000"),
         ([{"name": "a"}], {}, "missing required field `bundle`"),
         ([{"name": "a", "bundle": "a", "sahre": 1}], {}, "unknown field `sahre`"),
         ([{"name": "a", "bundle": "a", "publicKey": "x"}], {}, "'a' has no serviceUid"),

@@ -9,9 +9,20 @@ Workers import this package, and their images have no SciPy: what needs that is 
 """
 
 from offramp_core.sharing.eviction import Held, Popularity, evicted
-from offramp_core.sharing.turns import QUANTUM_SECONDS, WINDOW_SECONDS, Claim, Shares, Turn, next_turn
+from offramp_core.sharing.turns import (
+    LEAST_SHARE,
+    MOST_SHARE,
+    QUANTUM_SECONDS,
+    WINDOW_SECONDS,
+    Claim,
+    Shares,
+    Turn,
+    next_turn,
+)
 
 __all__ = [
+    "LEAST_SHARE",
+    "MOST_SHARE",
     "QUANTUM_SECONDS",
     "WINDOW_SECONDS",
     "Claim",

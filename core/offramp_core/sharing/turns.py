@@ -13,13 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import accumulate
 
 from offramp_core.batching import thrifty_rows
 from offramp_core.errors import InvalidArgumentError
 
 #: How long what a model has had of the executor counts: it decays by 1/e in this time.
 WINDOW_SECONDS = 0.5
+#: What a share may be. Further apart, the smaller of two would guarantee nothing.
+LEAST_SHARE, MOST_SHARE = 0.001, 1000.0
 #: Of the executor's time; as long as all together take less, nobody takes too much.
 NEARLY_FULL = 0.8
 #: Of the executor's time; as long as all together take less, it is mostly idle.
@@ -84,8 +85,10 @@ class Shares:
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
-            if not 0 < weight < math.inf:
-                raise InvalidArgumentError(f"the share of {name!r} is {weight}; it must be a number above 0")
+            if not LEAST_SHARE <= weight <= MOST_SHARE:
+                raise InvalidArgumentError(
+                    f"the share of {name!r} is {weight}; it must be a number from {LEAST_SHARE} to {MOST_SHARE:g}"
+                )
 
     def after(self, ran: str, seconds: float, *, now: float) -> Shares:
         """Once ``ran`` has had ``seconds`` on the executor until ``now``."""
@@ -104,14 +107,12 @@ class Shares:
         if sum(self.used.values()) * left <= rest:
             return math.inf
         had = sorted((used * left / self.weights[name], self.weights[name]) for name, used in self.used.items())
-        # Summed from the end, not taken off: beside a large share a small one would be lost in that.
-        weights = list(accumulate(weight for _, weight in reversed(had)))[::-1]
-        level = math.inf
-        for (each, own), weight in zip(had, weights, strict=True):
-            level = rest / weight
+        weights, level = sum(weight for _, weight in had), math.inf
+        for each, own in had:
+            level = rest / weights
             if each >= level:
                 break
-            rest -= each * own
+            rest, weights = rest - each * own, weights - own
         return level
 
     def owed(self, name: str) -> bool:

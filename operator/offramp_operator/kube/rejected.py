@@ -25,18 +25,20 @@ REPORTED_SECONDS = 60.0  # within which the next pod is there, and tells of itse
 class Rejections:
     """Pods of one Deployment that are as the spec asks for: those that were ``rejected``, the latest last, those that
     nodes have ``taken``, and how many are ``coming``, which no node is known to reject. ``served`` is the digest of the
-    template of others that nodes have; empty where there are none. ``over`` is what was known as :attr:`over_until`."""
+    template of others that nodes have; empty where there are none. ``over`` is what was known as :attr:`over_until`
+    before ``now``, the operator's own time. What lies ahead of that was stamped by a clock that is wrong."""
 
     rejected: tuple[Object, ...]
     taken: tuple[Object, ...]
     coming: int
     served: str
-    over: float = -math.inf
+    over: float
+    now: float
 
     @property
     def over_until(self) -> float:
         """When the last one was rejected before a node took another; infinitely long ago without."""
-        last_taken = max(map(placed_at, self.taken), default=-math.inf)
+        last_taken = max((at for at in map(placed_at, self.taken) if at <= self.now), default=-math.inf)
         return max([self.over, *(at for at in map(placed_at, self.rejected) if at <= last_taken)])
 
     @property
@@ -46,21 +48,23 @@ class Rejections:
 
     @property
     def until(self) -> float | None:
-        """When the next pod may be asked for."""
-        return next_worker_at(map(placed_at, self.rejected), taken_at=(self.over_until,))
+        """When the next pod may be asked for. An operator's clock may be behind by as much as a pause."""
+        over, latest = self.over_until, self.now + LONGEST_PAUSE_SECONDS
+        return next_worker_at(at for at in map(placed_at, self.rejected) if over < at <= latest)
 
-    def holds(self, now: float) -> bool:
+    @property
+    def holds(self) -> bool:
         """Whether no further pod is to be asked for. Where nodes have pods of both templates, each way to that would
-        take one that may serve. What lies further ahead than a pause, and as much again, is a clock that is wrong."""
+        take one that may serve."""
         until = self.until
-        if until is None or (self.taken and self.served):
-            return False
-        return 0 < until - now <= 2 * LONGEST_PAUSE_SECONDS
+        return until is not None and self.now < until and not (self.taken and self.served)
 
-    def endpoint(self, *, wanted: int, held: bool, now: float) -> WorkerEndpoint | None:
+    def endpoint(self, *, wanted: int, held: bool) -> WorkerEndpoint | None:
         """A worker that stands for them, as long as workers are lacking and the next one does not tell of itself."""
+        if not self.rejected or len(self.taken) >= wanted:
+            return None
         last, until = self.rejected[-1], self.until if held else None
-        if len(self.taken) >= wanted or now > (until or placed_at(last)) + REPORTED_SECONDS:
+        if self.now > (until or placed_at(last)) + REPORTED_SECONDS:
             return None
         sentence, words = failure(last)[1], one_line(str(last["status"]["message"]).removeprefix(BY_KUBELET))
         message = sentence if words in sentence else f"{sentence} (the kubelet: {words})"
@@ -87,12 +91,10 @@ def _what_follows(n: int, until: float | None) -> str:
     )
 
 
-def rejections(pods: Iterable[Object], *, template: str | None, deployment: Object | None = None) -> Rejections | None:
-    """What nodes rejected of the pods of a Deployment that are as the spec asks for; None where that is nothing."""
+def rejections(deployment: Object, pods: Iterable[Object], *, template: str | None, now: float) -> Rejections:
+    """What nodes rejected of the pods of a Deployment that are as the spec asks for."""
     pods = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     rejected = [pod for pod in pods if was_rejected(pod) and template_of(pod) == template]
-    if not rejected:
-        return None
     taken = [pod for pod in pods if _taken(pod)]
     reject = {node_of(pod) for pod in rejected}
     return Rejections(
@@ -100,24 +102,27 @@ def rejections(pods: Iterable[Object], *, template: str | None, deployment: Obje
         taken=tuple(pod for pod in taken if template_of(pod) == template),
         coming=sum(template_of(pod) == template and _is_coming(pod, reject) for pod in pods),
         served=next((digest for pod in taken if (digest := template_of(pod)) != template), ""),
-        over=-math.inf if deployment is None else _noted(deployment),
+        over=_noted(deployment, now=now),
+        now=now,
     )
 
 
 def note(deployment: Object, found: Rejections) -> None:
-    """Keep with a Deployment that is to be applied which rejections are over. Others than before are written only once
-    there are further ones."""
+    """Keep with a Deployment that is to be applied which rejections are over: what is left out there is lost. Others
+    than before are written only once there are further ones."""
     if found.over_until > -math.inf:
         over = datetime.fromtimestamp(found.over_until, UTC).isoformat()
         deployment["metadata"].setdefault("annotations", {})[REJECTIONS_OVER_ANNOTATION] = over
 
 
-def _noted(deployment: Object) -> float:
+def _noted(deployment: Object, *, now: float) -> float:
+    """What an earlier pass kept; anybody may have changed it."""
     notes = deployment["metadata"].get("annotations") or {}
     try:
-        return datetime.fromisoformat(notes[REJECTIONS_OVER_ANNOTATION]).timestamp()
-    except (KeyError, ValueError):
+        at = datetime.fromisoformat(notes[REJECTIONS_OVER_ANNOTATION]).timestamp()
+    except (KeyError, ValueError, OverflowError):
         return -math.inf
+    return at if 0 <= at <= now else -math.inf
 
 
 def placed_at(pod: Object) -> float:

@@ -30,6 +30,7 @@ import msgspec
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_core.protocol import PlacedModel
+from offramp_core.sharing import LEAST_SHARE, MOST_SHARE
 from offramp_worker.bundle.task import declared_name
 from offramp_worker.documents import parse_document
 from offramp_worker.settings import MAX_CACHE_BYTES, Settings, integer_from, seconds_from, settings_from_env, token_from
@@ -259,8 +260,10 @@ def _check(listed: Sequence[ListedModel]) -> None:
         for field, path in (("bundle", model.bundle), ("planFile", model.plan_file)):
             if "\0" in path:
                 raise InvalidArgumentError(f"models[{i}].{field}: is {path[:80]!r}; no path has a NUL")
-        if not 0 < model.share < math.inf:
-            raise InvalidArgumentError(f"models[{i}].share: is {model.share}; it must be a number above 0")
+        if not LEAST_SHARE <= model.share <= MOST_SHARE:
+            raise InvalidArgumentError(
+                f"models[{i}].share: is {model.share}; it must be a number from {LEAST_SHARE} to {MOST_SHARE:g}"
+            )
         after = model.unload_after_seconds
         if after is not None and not 0 < after < math.inf:
             raise InvalidArgumentError(f"models[{i}].unloadAfterSeconds: is {after}; it must be a number above 0")

@@ -16,15 +16,14 @@ BORNE = 2  # a node that starts anew, or was promised to two, rejects one or two
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 600.0
 
 
-def next_worker_at(rejected_at: Iterable[float], *, taken_at: Iterable[float] = ()) -> float | None:
-    """When the next worker may be asked for, after workers were rejected at these times and nodes have taken others;
-    None where nothing keeps from it.
+def next_worker_at(rejected_at: Iterable[float]) -> float | None:
+    """When the next worker may be asked for, after workers were rejected at these times; None where nothing keeps from
+    it.
 
-    The pause is as long as it has gone on. What lies before a worker that a node has taken was another trouble, and so
-    was what lies further back than the next try after the longest pause.
+    The pause is as long as it has gone on. What lies further back than the next try after the longest pause was another
+    trouble.
     """
-    last_taken = max(taken_at, default=-float("inf"))
-    times = sorted(at for at in rejected_at if at > last_taken)
+    times = sorted(rejected_at)
     breaks = [after for before, after in pairwise(times) if after - before > 2 * LONGEST_PAUSE_SECONDS]
     series = [at for at in times if at >= max(breaks, default=-float("inf"))]
     if len(series) <= BORNE:

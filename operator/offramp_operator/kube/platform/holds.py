@@ -26,13 +26,11 @@ class Holds:
     async def hold(self, live: Object | None, body: Object) -> None:
         """Where the pods of ``body`` are rejected: as many as nodes have taken or may take, or those that served
         before. An autoscaler's number is its own."""
-        if live is None or "replicas" not in body["spec"]:
+        if live is None:
             return
         found = self._rejections(live, template_mark(body["spec"]))
-        if found is None:
-            return
         note(body, found)
-        if not found.holds(self._clock()):
+        if "replicas" not in body["spec"] or not found.holds:
             return
         if not found.served:
             body["spec"]["replicas"] = min(body["spec"]["replicas"], found.kept)
@@ -44,14 +42,14 @@ class Holds:
     ) -> WorkerEndpoint | None:
         """A worker that stands for pods that nodes rejected, while they have taken fewer than ``wanted``. ``holds``:
         whether the number of pods is ours."""
-        found, now = self._rejections(deployment, template), self._clock()
-        return None if found is None else found.endpoint(wanted=wanted, held=holds and found.holds(now), now=now)
+        found = self._rejections(deployment, template)
+        return found.endpoint(wanted=wanted, held=holds and found.holds)
 
-    def _rejections(self, deployment: Object, template: str | None) -> Rejections | None:
+    def _rejections(self, deployment: Object, template: str | None) -> Rejections:
         """What nodes rejected of the pods that a Deployment should have."""
         sets = self._cache.owned(REPLICA_SET, uid_of(deployment))
         pods = (pod for rs in sets for pod in self._cache.owned(POD, uid_of(rs)))
-        return rejections(pods, template=template, deployment=deployment)
+        return rejections(deployment, pods, template=template, now=self._clock())
 
     async def earlier_pods(self, deployment: Object, wanted: str) -> Object | None:
         """The template of a digest, of which Kubernetes keeps the last ones in ReplicaSets."""
