@@ -436,9 +436,9 @@ class RecordBlock:
     """Equal-weight records, columns as base64 little-endian arrays, rows in order of completion.
 
     ``slice`` int32 [n] has the :func:`slice_number` of what the request named, ``stream`` int64 [n]
-    the :func:`stream_number`, ``repeats`` uint8 [n] is 1 where the request before it, recorded or not, named the same
-    one, and one drawn from hundreds before it another. ``draw`` and ``audit_rate`` float32 [n] are the number that was
-    drawn for the request and the probability it was compared with. Workers of before leave some of these out.
+    the :func:`stream_number`, ``repeats`` uint8 [n] is 1 where the three requests before it, recorded or not, named
+    the same one, and one drawn from hundreds before it another. ``draw`` and ``audit_rate`` float32 [n] are the number
+    that was drawn for the request and the probability it was compared with. Workers of before leave some of these out.
     ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R],
     ``prediction`` int32 [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32
     [n]. Where an answer is no single number there are ``loss`` float32 [n, R] and ``final_loss`` float32 [n] in their

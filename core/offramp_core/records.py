@@ -28,6 +28,9 @@ LabelArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 IndexArray = npt.NDArray[np.intp]
 
+IN_A_ROW = 3  # requests of a stream directly before another of it: sources send two or three at once, gateways more
+UNKNOWN_REPEATS = 2  # of records whose worker, one of an earlier release, does not say whether they repeat a stream
+
 
 @dataclass(frozen=True, slots=True)
 class ExitCosts:
@@ -92,9 +95,9 @@ class Records:
     #: each other.
     slice_id: LabelArray | None = None
     stream: LabelArray | None = None
-    #: (n,) bool, optional. Whether at its worker the request before it, recorded or not, named the same stream, and one
-    #: drawn from hundreds before it another.
-    repeats: BoolArray | None = None
+    #: (n,) int, optional. 1 where at its worker the :data:`IN_A_ROW` requests before it, recorded or not, named the
+    #: same stream, and one drawn from hundreds before it another; 0 where not, and :data:`UNKNOWN_REPEATS`.
+    repeats: npt.NDArray[np.integer[Any]] | None = None
     #: Costs by batch size, where they were measured; ``costs`` is one of its rows.
     profile: Profile | None = None
     #: (n, R) int, optional. What each ramp answered; only budgets of classes and policies that compare ramps with each
@@ -258,7 +261,7 @@ def _whole(
         time=_array(arrays, "time", shape=(n,), kind="fiu").astype(np.float64) if "time" in arrays else None,
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
         stream=_array(arrays, "stream", shape=(n,), kind="iu").astype(np.int64) if "stream" in arrays else None,
-        repeats=_array(arrays, "repeats", shape=(n,), kind="iu").astype(np.bool_) if "repeats" in arrays else None,
+        repeats=_array(arrays, "repeats", shape=(n,), kind="iu").astype(np.uint8) if "repeats" in arrays else None,
         draw=draw,
         audit_rate=audit_rate,
         profile=priced.profile,

@@ -13,7 +13,7 @@ from offramp_core.certify import allowance
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import RecordStore
 from offramp_core.control.tuning.tuner import MOST_LABELS, Tuned, TunerView, after_alarm, labels_awaited, tune_or_wait
-from offramp_core.records import Records
+from offramp_core.records import UNKNOWN_REPEATS, Records
 from offramp_core.tuning import NeedsLabels
 
 TEN_YEARS_OF_HOURS = 10 * 365 * 24
@@ -171,11 +171,16 @@ def test_one_name_of_a_gateway_is_no_name() -> None:
         ("four, one at a time", False),
         ("four, one at a time, rows in pairs", False),
         ("four, one at a time, 2 % recorded", False),
+        ("four, one at a time, eight requests each, 2 % recorded", False),
+        ("four, one at a time, 2 % recorded, most by workers of the release before", False),
+        ("four, interleaved, 2 % recorded, most by workers of the release before", True),
         ("four, interleaved", True),
         ("four, interleaved, 2 % recorded", True),
         ("sixteen, requests of 20 rows", True),
         ("users, many of them once", True),
         ("users, many of them once, often twice in a row, 2 % recorded", True),
+        ("cameras, three requests at a time, 2 % recorded", True),
+        ("cameras, three requests at a time", True),
     ],
 )
 def test_a_name_that_most_requests_have_while_it_is_there_is_that_of_a_gateway(kind: str, believed: bool) -> None:
@@ -190,19 +195,29 @@ def test_a_name_that_most_requests_have_while_it_is_there_is_that_of_a_gateway(k
         "four, one at a time": i // 50 % 4 + 1,
         "four, one at a time, rows in pairs": i // 50 % 4 + 1,
         "four, one at a time, 2 % recorded": rng.integers(1, 5, 2_000),
+        "four, one at a time, eight requests each, 2 % recorded": rng.integers(1, 5, 2_000),
+        "four, one at a time, 2 % recorded, most by workers of the release before": rng.integers(1, 5, 2_000),
+        "four, interleaved, 2 % recorded, most by workers of the release before": rng.integers(1, 5, 2_000),
         "four, interleaved": rng.integers(1, 5, 2_000),
         "four, interleaved, 2 % recorded": rng.integers(1, 5, 2_000),
         "sixteen, requests of 20 rows": rng.integers(1, 17, 100).repeat(20),
         "users, many of them once": rng.geometric(0.003, 2_000),
         "users, many of them once, often twice in a row, 2 % recorded": rng.geometric(0.003, 2_000),
+        "cameras, three requests at a time, 2 % recorded": rng.integers(1, 65, 2_000),
+        "cameras, three requests at a time": rng.integers(1, 65, 667).repeat(3)[:2_000],
     }[kind]
     store = now.snapshot.observed.records
     assert store is not None
     rows = 20 if "20 rows" in kind else 2 if "pairs" in kind else 1
     time = fleet.now - 2_000 + np.repeat(np.arange(2_000 // rows) * float(rows), rows)
-    follow = 0.98 if "one at a time" in kind else 0.4 if "in a row" in kind else 0.25
-    repeats = rng.random(2_000) < follow if "recorded" in kind else None
-    named = replace(store, records=replace(store.records, stream=stream.astype(np.int64), time=time, repeats=repeats))
+    follow = {"one at a time": 0.7, "eight": 0.47, "in a row": 0.06, "three requests": 0.02}
+    repeats = rng.random(2_000) < next((share for words, share in reversed(follow.items()) if words in kind), 0.01)
+    told = (
+        np.where("before" in kind and rng.random(2_000) < 0.75, UNKNOWN_REPEATS, repeats)
+        if "recorded" in kind
+        else None
+    )
+    named = replace(store, records=replace(store.records, stream=stream.astype(np.int64), time=time, repeats=told))
     status = replace(now.status, consumed_through_at=None)
     told = tune_or_wait(replace(now, status=status, snapshot=changed(now.snapshot, records=named)))
     assert asked(told) == believed

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from offramp_core.errors import InvalidRecordsError
 from offramp_core.protocol import RecordBlock
-from offramp_core.records import Records, records_from_arrays
+from offramp_core.records import UNKNOWN_REPEATS, Records, records_from_arrays
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_worker import block
@@ -216,6 +216,20 @@ def test_rows_whose_draw_nobody_told_count_while_rates_are_alike_and_not_beside_
         assert records_of(each).equal_weight().all()
         equal = records_of(eager_and_busy(each, first=100)).equal_weight()
         assert not equal[:100].any() and equal[100:].all()
+
+
+def test_rows_that_nobody_told_of_whether_they_repeat_a_stream_count_as_neither() -> None:
+    """Of a worker of before, and of a file from before. Taken for rows that repeat none, they would make names of
+    gateways those of sources."""
+    pool = RecordPool(n_ramps=2)
+    pool.add("before", rows_of(0, 100), latest_time=np.inf)
+    assert records_of(pool).repeats is None
+    without = {name: column for name, column in pool.dump().items() if name != "repeats"}
+    for each in (pool, RecordPool.load(without)):
+        told = replace(rows_of(100, 2), repeats=np.array([1, 0], dtype=np.uint8))
+        each.add("now", told, latest_time=np.inf)
+        repeats = records_of(each).repeats
+        assert repeats is not None and repeats.tolist() == [UNKNOWN_REPEATS] * 100 + [1, 0]
 
 
 def lossy(losses: list[list[float]], **changes: object) -> RecordBlock:

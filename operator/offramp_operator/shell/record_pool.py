@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.protocol import LABELS, LOSSES
+from offramp_core.records import UNKNOWN_REPEATS
 from offramp_operator.shell.wire import UNKNOWN_DRAW, RecordRows
 
 CAPACITY_ROWS = 20_000
@@ -23,7 +24,7 @@ NAMES = ("ramp_id", "ramp_precision")
 ABSENT = {
     "slice": ("<i4", 0),
     "stream": ("<i8", 0),
-    "repeats": ("u1", 0),
+    "repeats": ("u1", UNKNOWN_REPEATS),
     "draw": ("<f4", UNKNOWN_DRAW),
     "audit_rate": ("<f4", 1.0),
 }  # where nobody told
@@ -144,14 +145,15 @@ class RecordPool:
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream,
-        or repeats one, there is no such column, so that a certificate is the same as before there were any."""
+        or says whether it repeats one, there is no such column, so that a certificate is the same as before there were
+        any."""
         self._compact()
         if not self._chunks:
             shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}
             names = [name for name in (*COLUMNS, *ANSWERS[0]) if name not in ABSENT]
             return {name: np.zeros(shapes.get(name, (0,))) for name in names}
         chunk = self._chunks[0]
-        empty = {name for name in ("slice", "stream", "repeats") if not chunk[name].any()}
+        empty = {name for name in ("slice", "stream", "repeats") if (chunk[name] == ABSENT[name][1]).all()}
         return {name: column for name, column in chunk.items() if name not in empty}
 
     def dump(self) -> dict[str, npt.NDArray[Any]]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.protocol import LABELS, LOSSES, Observations, PlanDocument, RecordBlock, SignedDocument, WorkerState
+from offramp_core.records import UNKNOWN_REPEATS
 
 T = TypeVar("T")
 
@@ -28,7 +29,8 @@ class RecordRows:
 
     ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``answers`` are its columns about answers (:data:`LABELS`
     or :data:`LOSSES`), ``slice`` int32 [n], ``stream`` int64 [n], ``repeats`` uint8 [n], ``draw`` and ``audit_rate``
-    float32 [n]. What workers of before do not report is 0, 1 for the rate, and :data:`UNKNOWN_DRAW`.
+    float32 [n]. What workers of before do not report is 0, 1 for the rate, :data:`UNKNOWN_REPEATS`, and
+    :data:`UNKNOWN_DRAW`.
     """
 
     first: int
@@ -91,7 +93,7 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         },
         slice=_column(block, "slice", "<i4", (n,)) if block.slice else np.zeros(n, dtype=np.int32),
         stream=_column(block, "stream", "<i8", (n,)) if block.stream else np.zeros(n, dtype=np.int64),
-        repeats=_column(block, "repeats", "u1", (n,)) if block.repeats else np.zeros(n, dtype=np.uint8),
+        repeats=_column(block, "repeats", "u1", (n,)) if block.repeats else np.full(n, UNKNOWN_REPEATS, dtype=np.uint8),
         draw=_column(block, "draw", "<f4", (n,)) if block.draw else np.full(n, UNKNOWN_DRAW, dtype=np.float32),
         audit_rate=_column(block, "audit_rate", "<f4", (n,)) if block.audit_rate else np.ones(n, dtype=np.float32),
     )

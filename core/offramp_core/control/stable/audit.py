@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from offramp_core.certify import all_streams_differ, dependence
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import Load
 from offramp_core.protocol import ArmCounts
-from offramp_core.records import IndexArray, Records, SecondsArray
+from offramp_core.records import IN_A_ROW, UNKNOWN_REPEATS, IndexArray, Records, SecondsArray
 
 QUIET_RATE = 0.02
 LABELS_PER_SECOND = 1.0  # when traffic is low, 2 % of it would leave the detector without labels for minutes
@@ -73,7 +74,9 @@ MISTAKES_LOOKED_AT, MOST_LOOKED_AT = 50, 20_000
 SLIGHT = 4  # times as many, with which scenes show clearly
 NEARLY_ALL = 0.9  # share of records that name their sources
 MOST_OF_ONE = 0.3  # of the records between its first and its last: a name with more may be a gateway's
-MOST_IN_TURNS = 0.5  # of a name's requests, directly after another of its own: gateways may take turns
+# Of a name's requests, directly after three of its own: gateways take turns. Of two sources of one worker that send
+# when they like no more than 0.11 are, of those that send two or three requests at once hardly any.
+MOST_IN_TURNS = 0.15
 FEW = 20  # records of a name, with fewer of which it is judged by what all names do more than by its own
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
@@ -118,8 +121,8 @@ def _named_share(records: Records) -> float:
     """Share of the newest records whose name may be that of one source among several.
 
     A name that most requests have while it is there may be that of a gateway, or of one that is renamed now and then,
-    with many sources behind it. So may one whose requests mostly follow each other directly, as workers report or among
-    the records: gateways take turns.
+    with many sources behind it. So may one whose requests often follow three of its own directly, as workers report or
+    among the records: gateways take turns.
     """
     if records.stream is None or not len(records):
         return 0.0
@@ -129,20 +132,27 @@ def _named_share(records: Records) -> float:
     of_all = (count - 1) / np.maximum(1, last - first)
     in_turns = _in_turns(row, None if records.time is None else records.time[-CLUSTERING_RECORDS:])
     if records.repeats is not None:
-        repeats = records.repeats[-CLUSTERING_RECORDS:]
-        reported = (np.bincount(row, repeats) + FEW * repeats.mean()) / (count + FEW)
-        in_turns = np.maximum(in_turns, reported)
+        in_turns = np.maximum(in_turns, _reported(row, records.repeats[-CLUSTERING_RECORDS:]))
     return float(((names != 0) & (of_all <= MOST_OF_ONE) & (in_turns <= MOST_IN_TURNS))[row].mean())
 
 
+def _reported(name: IndexArray, repeats: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+    """Share of each name's requests that repeat it as workers say; a name with few of these is judged by what all do. 0
+    where no worker says it."""
+    known = repeats != UNKNOWN_REPEATS
+    count = np.bincount(name[known], minlength=name.max() + 1)
+    repeated = np.bincount(name[known], weights=repeats[known], minlength=name.max() + 1)
+    return np.asarray((repeated + FEW * repeated.sum() / max(1, count.sum())) / (count + FEW))
+
+
 def _in_turns(name: IndexArray, time: SecondsArray | None) -> npt.NDArray[np.float64]:
-    """Share of each name's requests that come directly after another of its own; rows of one ``time`` are one
-    request."""
+    """Share of each name's requests that come directly after three of its own; rows of one ``time`` are one request."""
     begins = np.ones(len(name), dtype=np.bool_)
     if time is not None:
         begins[1:] = (np.diff(name) != 0) | (np.diff(time) != 0)
     of = name[begins]
-    return np.bincount(of[1:][np.diff(of) == 0], minlength=name.max() + 1) / np.bincount(of)
+    in_a_row = np.all([of[IN_A_ROW:] == of[i : i - IN_A_ROW] for i in range(IN_A_ROW)], axis=0)
+    return np.bincount(of[IN_A_ROW:][in_a_row], minlength=name.max() + 1) / np.bincount(of)
 
 
 def records_for_slight_scenes(records: Records | None, *, budget: float) -> int:
