@@ -115,7 +115,7 @@ def test_a_service_applied_from_git_over_and_over_never_differs_while_the_contro
                     break
                 tuning = reconciler._tunings.of(key).running
                 if tuning is not None:  # it takes real time: passes go on meanwhile, but are not used up
-                    await asyncio.wait([tuning], timeout=2.0)
+                    await asyncio.wait([asyncio.wrap_future(tuning)], timeout=2.0)
         _check_no_difference(api, manifest)
         _check_ownership(api.get(manifest))
 
