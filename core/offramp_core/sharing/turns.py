@@ -164,8 +164,8 @@ def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str
     within = [name for name in claims if had[name] <= level]
     if not within:
         return min(claims, key=lambda name: (had[name], name))
-    last = {
-        name: claim.last(rate=shares.rate(name, now=now)) if claim.behind and not shares.owed(name) else claim.first
-        for name, claim in claims.items()
-    }
+    last = {name: claims[name].first for name in within}
+    for name in within:
+        if claims[name].behind and not shares.owed(name):
+            last[name] = claims[name].last(rate=shares.rate(name, now=now))
     return min(within, key=lambda name: (last[name], had[name], name))
