@@ -277,10 +277,14 @@ def everybody_at_edge(service: Service) -> dict[str, str]:
     return {**everybody(service), "app.kubernetes.io/name": EDGE_NAME}
 
 
-def child(kind: Kind, service: Service, name: str, **content: Object) -> Object:
-    """An object of the service. It goes when the service goes, which therefore needs no finalizer."""
+def child(
+    kind: Kind, service: Service, name: str, *, marks: Mapping[str, str] | None = None, **content: Object
+) -> Object:
+    """An object of the service, with its labels or others (``marks``). It goes when the service goes, which therefore
+    needs no finalizer."""
     owner = owner_reference(SERVICE, service.name, service.uid)
-    about = {"name": name, "namespace": service.namespace, "labels": labels(service), "ownerReferences": [owner]}
+    own = labels(service) if marks is None else marks
+    about = {"name": name, "namespace": service.namespace, "labels": own, "ownerReferences": [owner]}
     return made(kind, metadata=about, **content)
 
 
@@ -569,9 +573,7 @@ def training_job(service: Service, order: TrainingOrder, settings: WorkerSetting
         },
         "template": {"metadata": {"labels": own}, "spec": _training_pod(service, order, settings)},
     }
-    job = child(JOB, service, training_name(service.name, order.since), spec=spec)
-    job["metadata"]["labels"] = own
-    return job
+    return child(JOB, service, training_name(service.name, order.since), marks=own, spec=spec)
 
 
 def _training_pod(service: Service, order: TrainingOrder, settings: WorkerSettings) -> Object:

@@ -76,8 +76,8 @@ class Statuses:
         await self.create(service, ROLLOUT, rollout.name, rollout_spec(service.name, rollout))
 
     async def create(self, service: Service, kind: Kind, name: str, spec: Mapping[str, object]) -> None:
-        body = manifests.child(kind, service, name, spec=dict(spec))
-        body["metadata"]["labels"] = {MANAGED_BY_LABEL: MANAGED_BY, SERVICE_LABEL: service.name}
+        marks = {MANAGED_BY_LABEL: MANAGED_BY, SERVICE_LABEL: service.name}
+        body = manifests.child(kind, service, name, marks=marks, spec=dict(spec))
         # Never an apply: it would take over what an earlier service of that name left behind, with its status.
         try:
             written = await self._client.create(kind, body, lane=Lane.STATUSES)
