@@ -35,10 +35,10 @@ from bench.demo.picture import number_turns
 from bench.demo.story import Json, StoryError, ended
 from bench.generate.prepared import prompts_of, smollm2_bundle, stories_bundle
 from bench.generate.recorded import recorded_answers
+from bench.load import CLIENTS
 
 BUILD = Path("build/demo-generate")
 PATIENCE_SECONDS = 600.0
-CLIENTS = 8  # that name themselves and ask in turn
 HOPELESS = 20  # requests, none of them answered
 BEGUN = ("Progressing", "Promoting", "Succeeded")
 USAGE = {"stream_options": {"include_usage": True}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rich.progress import track
 
 from bench.front import CLIENT_CORE, find_capacities, on_core
 from bench.provenance import provenance
-from bench.sharing.load import LOAD, finite, p95_ms
+from bench.sharing.load import LOAD, finite, in_turn, p95_ms, share
 from bench.sharing.services import OBJECTIVE_SECONDS, ROWS, Arm, Floats, Service, homes, kinds, services, shared, zipf
 
 OUT = Path("build/bench/floods.json")
@@ -85,31 +85,26 @@ def under(
     refusals: dict[str, list[float]] = {name: [] for name in cases}
     answered = []
     with traffic.arm.awake():
-        for seed, name in _in_turn(rounds, list(cases)):
+        for seed, name in in_turn(range(rounds), list(cases)):
             shares, rate = cases[name]
             trial = traffic.arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares)
             owner = trial.row // ROWS
             of_others = np.isin(owner, beside)
             p95[name].append(p95_ms(np.where(trial.ok, trial.seconds, np.inf)[of_others]))
-            refusals[name].append(float((~trial.ok)[of_others].mean()))
+            refusals[name].append(share((~trial.ok)[of_others]))
             if name == "with":
-                answered.append(float(trial.ok[owner == index].mean()))
+                answered.append(share(trial.ok[owner == index]))
+    with np.errstate(divide="ignore", invalid="ignore"):  # where nobody else asked, or all were refused
+        ratios = np.array(p95["with"]) / np.array(p95["without"])
     return {
         "service": by.name,
         "model_ms": by.seconds * 1e3,
         "rate": float(flooded[index]),
         "answered": float(np.mean(answered)),
         "p95_ms": {name: finite(float(np.median(each))) for name, each in p95.items()},
-        "ratio": finite(float(np.median(np.array(p95["with"]) / np.array(p95["without"])))),
+        "ratio": finite(float(np.median(ratios))),
         "others_refused": {name: float(np.mean(each)) for name, each in refusals.items()},
     }
-
-
-def _in_turn(rounds: int, names: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Each round all of them; who begins changes."""
-    for seed in range(rounds):
-        for name in names[:: 1 if seed % 2 else -1]:
-            yield seed, name
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
@@ -25,11 +26,9 @@ def measured(of: Sequence[Service], arms: Mapping[str, Arm], *, rounds: int, sec
     console.print({name: f"{rate:,.0f} requests/s" for name, rate in capacity.items()})
     rate = LOAD * capacity["separate"]
     trials: dict[str, list[Trial]] = {name: [] for name in arms}
-    order = list(arms)
-    for seed in track(range(rounds), description="0.6 of it", console=console):
-        for name in order[seed % 2 :] + order[: seed % 2]:
-            with arms[name].awake() as arm:
-                trials[name].append(arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares))
+    for seed, name in in_turn(track(range(rounds), description="0.6 of it", console=console), list(arms)):
+        with arms[name].awake() as arm:
+            trials[name].append(arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares))
     return {
         "memory": memory,
         "capacity": capacity,
@@ -37,6 +36,13 @@ def measured(of: Sequence[Service], arms: Mapping[str, Arm], *, rounds: int, sec
         "p95_ms": {name: by_service(found, of) for name, found in trials.items()},
         "refused": {name: refused(found) for name, found in trials.items()},
     }
+
+
+def in_turn(rounds: Iterable[int], names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Each round all of them; who begins changes."""
+    for number in rounds:
+        for name in names[:: -1 if number % 2 else 1]:
+            yield number, name
 
 
 def capacities(arms: Mapping[str, Arm], shares: Floats, *, seconds: float) -> dict[str, float]:
@@ -70,4 +76,9 @@ def p95_ms(seconds: Floats) -> float:
 
 def refused(trials: Sequence[Trial]) -> float:
     """Share of all requests."""
-    return float(np.mean(np.concatenate([~trial.ok for trial in trials])))
+    return share(np.concatenate([~trial.ok for trial in trials]))
+
+
+def share(of: npt.NDArray[np.bool_]) -> float:
+    """Of requests, those that are true; 0 where there are none, as in a short trial of a service that few ask for."""
+    return float(of.mean()) if len(of) else 0.0

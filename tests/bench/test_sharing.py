@@ -3,10 +3,14 @@ here but those that are simulated."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import bundles
+import numpy as np
 import pytest
 from bench import front
 from bench.report.goals import goals
@@ -50,6 +54,24 @@ def test_both_arms_serve_and_the_page_shows_what_was_measured(tmp_path: Path, mo
     rows = [goal for goal in goals(Results(tmp_path)) if goal.target.startswith("sharing: ")]
     assert len(rows) == 6 and all(goal.met is not None for goal in rows)
     assert any(line.startswith("| alone on the core ") for line in section(Results(tmp_path)))
+
+
+def test_a_trial_in_which_nobody_else_asked_can_be_written_as_json() -> None:
+    class Nobody:
+        ok, seconds, row = np.ones(3, dtype=bool), np.full(3, 0.01), np.arange(3)
+
+    class Alone:
+        def awake(self) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+        def run(self, **_: Any) -> Nobody:
+            return Nobody()
+
+    first, second = (SimpleNamespace(name=name, seconds=0.01) for name in ("first", "second"))
+    traffic = floods.Traffic(cast(Any, Alone()), np.array([0.5, 0.5]), 10.0)
+    both = cast(Any, [first, second])
+    found = floods.under(cast(Any, first), both, both, traffic, rounds=1, seconds=0.1)
+    assert json.loads(json.dumps(found, allow_nan=False))["ratio"] is None
 
 
 @pytest.mark.slow
