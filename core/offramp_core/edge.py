@@ -21,6 +21,7 @@ OFFLINE: tuple[Offline, ...] = ("Refuse", "Answer")
 WEIGHT = 0.1  # of the newest measurement
 #: Every so many decisions the second best way is gone where it promises at most so much more: nobody else measures it.
 TRY_EVERY, WORTH_A_TRY = 64, 1.3
+LEAST_OWN = 0.1  # of the time that a body took: what its bytes did
 PACE_WEIGHT, MOST_SLOWER = 0.05, 3.0  # of the newest batch; times the pace before, that it counts as at most
 
 
@@ -66,9 +67,10 @@ class Uplink:
 
 
 def rate_of(size: int, *, seconds: float, round_trip: float) -> float:
-    """Bytes per second of a link over which a body of ``size`` took so long. Half of that was its bytes' own at least:
-    a round trip that was held up, or shared the link, must not make a slow one look fast."""
-    return size / max(1e-6, seconds - round_trip, seconds / 2)
+    """Bytes per second of a link over which a body of ``size`` took so long. A tenth of that was its bytes' own at
+    least: a round trip that was held up, or shared the link, must not make a slow one look as fast as any. With more
+    than a tenth a fast link to a core far away looks so slow that nothing is ever sent, which alone would show it."""
+    return size / max(1e-6, seconds - round_trip, LEAST_OWN * seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,10 +159,19 @@ def test_a_batch_that_was_held_up_sends_no_rows_up_a_slow_uplink() -> None:
 
 
 @given(st.floats(1e4, 1e9), st.floats(0.0, 0.2), st.floats(0.0, 5.0))
-def test_a_round_trip_that_was_held_up_makes_no_link_more_than_twice_as_fast(
+def test_a_round_trip_that_was_held_up_makes_no_link_more_than_ten_times_as_fast(
     rate: float, round_trip: float, held_up: float
 ) -> None:
     found = rate_of(65_536, seconds=round_trip + 65_536 / rate, round_trip=round_trip + held_up)
-    assert found <= 2 * rate * (1 + 1e-6)
-    if not held_up and round_trip <= 65_536 / rate:
+    assert found <= 10 * rate * (1 + 1e-6)
+    if not held_up and round_trip <= 9 * 65_536 / rate:
         assert found == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("rate", "round_trip", "here"), [(1.25e8, 0.1, 0.4), (1.25e7, 0.06, 0.35), (6.25e6, 0.6, 2.0)])
+def test_a_fast_link_to_a_core_far_away_is_tried_where_it_would_answer_sooner(
+    rate: float, round_trip: float, here: float
+) -> None:
+    """Half of the time had counted as the bytes' own: of 600 kB requests none was ever handed on."""
+    found = rate_of(65_536, seconds=round_trip + 65_536 / rate, round_trip=round_trip)
+    assert round_trip + 600_000 / found < here

@@ -139,7 +139,7 @@ def _named_share(records: Records) -> float:
 def _reported(name: IndexArray, repeats: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
     """Share of each name's requests that repeat it as workers say; a name with few of these is judged by what all do. 0
     where no worker says it."""
-    known = repeats != UNKNOWN_REPEATS
+    known = repeats < UNKNOWN_REPEATS
     count = np.bincount(name[known], minlength=name.max() + 1)
     repeated = np.bincount(name[known], weights=repeats[known], minlength=name.max() + 1)
     return np.asarray((repeated + FEW * repeated.sum() / max(1, count.sum())) / (count + FEW))
