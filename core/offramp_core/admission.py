@@ -22,7 +22,7 @@ LENIENT_WAIT = 10.0  # objectives that a forecast may fill while there is credit
 LARGEST_CREDIT, EARNED = 200.0, 0.01  # requests; credit earned with each request answered
 WEIGHT = 0.1  # of the newest batch in the moving average
 PATIENCE_SECONDS = 10.0  # when a request without a deadline is due: late, but not after everything that comes with one
-APART = 4.0  # objectives between stalls at least
+APART = 2.0  # objectives between stalls at least
 SURGE = 4.0  # times the average; one stall must not close the door for long
 
 

@@ -29,7 +29,7 @@ HELD_UP, FACTOR = 3, 2.0  # longer ones in a row; to the weight with each more, 
 FLOOR = 1e-4  # seconds, of what is expected: a mean of nothing could not rise
 EXPLORING = 0.005  # of all time goes to trying the slower way
 SOON, SOON_TRIES = 4, 6  # requests until a box that was held up is tried again, twice as many each time; so often
-MOST_LOST = 2.0  # seconds that each is taken to cost: 800 s of the other way at most go by before a try
+MOST_LOST = 2.0  # seconds that a try is taken to cost and to owe: 800 s of the other way at most go by before one
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class Ways:
 
     edge: Mean = field(default_factory=Mean)
     core: Mean = field(default_factory=Mean)
-    #: Requests since the way that is not in use was tried; below 0 while what that took is not earned yet.
-    avoided: int = 0
+    #: Seconds of the way in use since the other one was tried; below 0 while what that took is not earned yet.
+    avoided: float = 0.0
     #: How often the edge, which was left since it was held up, may still be tried soon.
     soon: int = 0
 
@@ -102,19 +102,21 @@ class Ways:
         usual = self._usual(here, there)
         weight = WEIGHT if by == usual else AGAIN_WEIGHT
         much_sooner = seconds < (here if by == "Edge" else there) / LONGEST  # than it was: the next one tries it again
-        avoided = self.avoided + 1 if by == usual else self.avoided if much_sooner else 0
+        avoided = self.avoided + min(here, there) if by == usual else self.avoided if much_sooner else 0.0
         if by == "Core" != usual and self.core.known:
-            avoided -= _owed(seconds - there, of=here)
+            avoided -= _owed(seconds - there)
         if by == "Edge" and usual == "Core" and self.soon and seconds >= here:  # it is still held up: nothing new
-            return replace(self, avoided=0, soon=self.soon - 1)
+            tried = self._due(here, there)  # or it was in line when the box was left
+            return replace(self, avoided=0.0, soon=self.soon - 1) if tried else self
         edge, core, sending = self.edge, self.core, _sending(size, waiting, uplink)
         if by == "Edge":
             edge = edge.after(seconds / (1.0 + waiting.at_edge), weight=weight)
         else:
             core = core.after(max(0.0, seconds - sending), weight=weight, beside=sending)
         now = Ways(edge, core, avoided, self.soon)
-        left = usual == "Edge" and now._usual(*now._seconds(size, waiting, uplink)) == "Core"
-        return replace(now, avoided=0, soon=SOON_TRIES if edge.longer else 0) if left else now
+        before, since = (w._usual(*w._seconds(size, Waiting(), uplink)) for w in (self, now))
+        left = (before, since) == ("Edge", "Core")
+        return replace(now, avoided=0.0, soon=SOON_TRIES if edge.longer else 0) if left else now
 
     def at_least(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
         """With one that had no answer after so many seconds. That says something where an answer was expected before,
@@ -131,9 +133,9 @@ class Ways:
 
     def _due(self, here: float, there: float) -> bool:
         """Whether the way that is not in use may be tried again. What holds a box up often ends soon."""
-        if self.soon and there < here and self.avoided >= SOON * 2 ** (SOON_TRIES - self.soon):
+        if self.soon and there < here and self.avoided >= SOON * 2 ** (SOON_TRIES - self.soon) * there:
             return True
-        return self.avoided * EXPLORING * min(here, there) >= min(MOST_LOST, abs(there - here))
+        return self.avoided * EXPLORING >= min(MOST_LOST, abs(there - here))
 
     def _usual(self, here: float, there: float) -> By:
         return "Core" if self.core.known and there < here else "Edge"
@@ -150,7 +152,7 @@ def _sending(size: int, waiting: Waiting, uplink: Uplink) -> float:
     return (size + waiting.on_uplink) / uplink.bytes_per_second
 
 
-def _owed(lost: float, *, of: float) -> int:
-    """Requests of so many seconds that earn what a try has lost beyond what it was expected to: an uplink that is
-    slower than it looked stays so."""
-    return int(min(MOST_LOST, max(0.0, lost)) / (EXPLORING * max(FLOOR, of)))
+def _owed(lost: float) -> float:
+    """Seconds of the way in use that earn what a try has lost beyond what it was expected to: an uplink that is slower
+    than it looked stays so."""
+    return min(MOST_LOST, max(0.0, lost)) / EXPLORING

@@ -319,9 +319,11 @@ def test_of_long_batches_soon_after_each_other_none_is_a_stall() -> None:
     assert not much_later.late(59.0, now=60.0), "another stall"
 
 
-def test_stalls_that_come_again_and_again_are_stalls() -> None:
-    """A neighbor held up the engine every few objectives: that refusals do not help, and 62 % were refused for good."""
+@pytest.mark.parametrize("apart", [2.5, 8.0])
+def test_stalls_that_come_again_and_again_are_stalls(apart: float) -> None:
+    """A neighbor held up the engine every few objectives: that refusals do not help, and up to 62 % were refused for
+    good."""
     door, objective = QueueAdmission(0.4, LINEAR), 0.4
-    for end in np.arange(10.0, 60.0, 8 * objective):
+    for end in np.arange(10.0, 60.0, (apart + 1.2) * objective):
         door = door.stalled(1.2 * objective, now=end)
         assert not door.late(end - objective, now=end)

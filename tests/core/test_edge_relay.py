@@ -179,7 +179,7 @@ def test_a_core_that_recovers_is_used_again_at_the_first_tries_that_show_it() ->
         edge += by == "Edge"
         ways = ways.after(by, 0.002 if by == "Core" else 0.02, size=SIZE, waiting=NOBODY, uplink=uplink)
     assert edge * 0.02 * EXPLORING <= 0.9, "as long as one try has to wait, not all that the mean needs"
-    slow = Ways(edge=Mean(0.02, 50), core=Mean(1000.0, 500), avoided=int(800 / 0.02) + 1)
+    slow = Ways(edge=Mean(0.02, 50), core=Mean(1000.0, 500), avoided=801.0)
     assert slow.by(SIZE, NOBODY, uplink) == "Core", "however slow it was"
 
 
@@ -205,3 +205,30 @@ def test_a_box_that_neighbors_held_up_takes_back_what_it_handed_on_as_soon_as_th
         ways, now = ways.after(by, took, size=SIZE, waiting=NOBODY, uplink=uplink), now + took
     assert late < 2.0, "no longer than it was held up"
     assert ways.edge.value < 0.004
+
+
+def test_what_a_try_has_lost_is_earned_in_time_however_slow_the_box_is_by_then() -> None:
+    """A try hung for a second, which 200 s earn. Then the box takes 3 ms in the place of 0.6, and the core 1 in the
+    place of 4."""
+    uplink, edge, core = Uplink(12.5e6, 0.0005), 0.0006, 0.004
+    ways = Ways(edge=Mean(edge, 500), core=Mean(core, 500)).after("Core", 1.0, size=600, waiting=NOBODY, uplink=uplink)
+    spent, edge, core = 0.0, 0.003, 0.001
+    while ways.by(600, NOBODY, uplink) == "Edge":
+        ways, spent = ways.after("Edge", edge, size=600, waiting=NOBODY, uplink=uplink), spent + edge
+    assert 199 < spent < 202
+
+
+@pytest.mark.parametrize("in_line", [1, 4, 8, 32])
+def test_a_box_that_was_held_up_with_requests_in_line_is_tried_soon_after_they_are_answered(in_line: int) -> None:
+    """What was in line when it was left is no try: it was held up with the others."""
+    uplink, ways, edge, core = Uplink(12.5e6, 0.0005), Ways(edge=Mean(0.004, 500), core=Mean(0.011, 50)), 0.004, 0.012
+    while ways.by(SIZE, NOBODY, uplink) == "Edge":
+        for line in range(in_line):
+            took = 0.6 + edge * (line + 1)
+            ways = ways.after("Edge", took, size=SIZE, waiting=Waiting(at_edge=line), uplink=uplink)
+    chosen: list[By] = []
+    while chosen[-5:].count("Edge") < 5:
+        chosen.append(ways.by(SIZE, NOBODY, uplink))
+        took = edge if chosen[-1] == "Edge" else core
+        ways = ways.after(chosen[-1], took, size=SIZE, waiting=NOBODY, uplink=uplink)
+    assert chosen.count("Core") <= 12

@@ -153,7 +153,7 @@ def test_pods_of_a_clock_that_was_days_ahead_end_no_series_to_come() -> None:
 @pytest.mark.parametrize(
     "over",
     [
-        "2026-11-27T12:00:04+00:00",
+        "2026-11-27T12:10:04+00:00",
         "2099-01-01T00:00:00+00:00",
         "9999-12-31T23:59:59-23:59",
         "0001-01-01T00:00:00+23:59",
@@ -192,6 +192,15 @@ def test_a_series_stays_ended_once_the_pod_that_ended_it_is_gone() -> None:
     assert noted(seen) == over, "nothing new is to be written"
     again += [rejected("twice", second=901), rejected("thrice", second=902)]
     assert found(*again, seconds=903.0, over=over).holds
+
+
+@pytest.mark.parametrize("behind", [0.0, 300.0])
+def test_a_leader_whose_clock_is_minutes_behind_keeps_that_a_series_is_over(behind: float) -> None:
+    """It took the note for made up, wrote none in its place, and the next rejection held up all workers."""
+    took = pod("took", second=30, phase="Running")
+    over = noted(found(*ROW, took, seconds=31.0))
+    assert noted(found(*ROW, seconds=100.0 - behind, over=over)) == over
+    assert not found(*ROW, took, seconds=32.0 - behind).holds
 
 
 @pytest.mark.parametrize("spec", [{"replicas": 4}, {}], ids=["ours", "an autoscaler's"])

@@ -26,7 +26,8 @@ class Rejections:
     """Pods of one Deployment that are as the spec asks for: those that were ``rejected``, the latest last, those that
     nodes have ``taken``, and how many are ``coming``, which no node is known to reject. ``served`` is the digest of the
     template of others that nodes have; empty where there are none. ``over`` is what was known as :attr:`over_until`
-    before ``now``, the operator's own time. What lies ahead of that was stamped by a clock that is wrong."""
+    before. ``now`` is the operator's own time, which may be behind by as much as a pause; what lies further ahead was
+    stamped by a clock that is wrong."""
 
     rejected: tuple[Object, ...]
     taken: tuple[Object, ...]
@@ -38,7 +39,7 @@ class Rejections:
     @property
     def over_until(self) -> float:
         """When the last one was rejected before a node took another; infinitely long ago without."""
-        last_taken = max((at for at in map(placed_at, self.taken) if at <= self.now), default=-math.inf)
+        last_taken = max((at for at in map(placed_at, self.taken) if at <= _latest(self.now)), default=-math.inf)
         return max([self.over, *(at for at in map(placed_at, self.rejected) if at <= last_taken)])
 
     @property
@@ -48,8 +49,8 @@ class Rejections:
 
     @property
     def until(self) -> float | None:
-        """When the next pod may be asked for. An operator's clock may be behind by as much as a pause."""
-        over, latest = self.over_until, self.now + LONGEST_PAUSE_SECONDS
+        """When the next pod may be asked for."""
+        over, latest = self.over_until, _latest(self.now)
         return next_worker_at(at for at in map(placed_at, self.rejected) if over < at <= latest)
 
     @property
@@ -122,7 +123,12 @@ def _noted(deployment: Object, *, now: float) -> float:
         at = datetime.fromisoformat(notes[REJECTIONS_OVER_ANNOTATION]).timestamp()
     except (KeyError, ValueError, OverflowError):
         return -math.inf
-    return at if 0 <= at <= now else -math.inf
+    return at if 0 <= at <= _latest(now) else -math.inf
+
+
+def _latest(now: float) -> float:
+    """What may have been stamped by now, by a clock that is right."""
+    return now + LONGEST_PAUSE_SECONDS
 
 
 def placed_at(pod: Object) -> float:
