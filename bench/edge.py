@@ -11,8 +11,8 @@ quarter of a processor. One client asks for one row at a time. Arms take turns w
 
 Reported: mean latency of the split over the smaller of all-edge's and all-core's, by round; the same where the core is
 reached by way of the box, as clients of an edge reach it; the core's processor time by row
-against answering everything there, with exits and without, where the edge has the plan that is made for edges; and
-what becomes of requests while the uplink is cut.
+against answering everything there, with exits and without, where the edge has the plan that is made for edges and
+sends inputs or features, and with the split; and what becomes of requests while the uplink is cut.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class Site:
 
 
 def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -> Iterator[dict[str, Any]]:
-    """By share of a processor and rate: the means of each round."""
+    """By share of a processor and rate: the means of each round, and the core's processor time where an edge splits
+    over that where all is sent there."""
     for share in SHARES:
         for rate in RATES_MBIT:
             site.link.shape(rate)
@@ -149,14 +150,17 @@ def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -
                 for arm in arms.values():
                     mean_seconds(arm, x[:WARM_UP])
                 means: dict[str, list[float]] = {name: [] for name in arms}
-                before = relayed(arms["split"].worker)
+                before, spent = relayed(arms["split"].worker), dict.fromkeys(arms, 0.0)
                 for number in range(rounds):
                     begin = (WARM_UP + number * rows) % max(1, len(x) - rows)
                     names = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
                     for name in names:
+                        spent[name] -= processor_seconds(site.core.pid)
                         means[name].append(mean_seconds(arms[name], x[begin : begin + rows]))
+                        spent[name] += processor_seconds(site.core.pid)
                 found: dict[str, Any] = {"share": share, "mbit": rate}
                 found["ms"] = {n: 1e3 * float(np.mean(v)) for n, v in means.items()}
+                found["core_computes"] = spent["split"] / spent["core"]
                 found["relayed"] = (relayed(arms["split"].worker) - before) / (rounds * rows)
             best = np.minimum(means["edge"], means["core"])
             ratios = np.array(means["split"]) / best

@@ -5,7 +5,7 @@ Pure; what sending takes was measured by who asks. The unit is the mean time unt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -100,6 +100,25 @@ def sent(rest: Rest, uplink: Uplink, *, residue: Residue, number: int) -> Sent:
     if others and number % TRY_EVERY == TRY_EVERY - 1 and ways[others[0]] <= WORTH_A_TRY * ways[best]:
         return others[0]
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row may be handed on: bytes of its features there, and seconds of a core from there to the output."""
+
+    features_bytes: int
+    behind_seconds: float
+
+
+def handed_on_at(places: Sequence[Place], *, bytes_per_second: float, pace: float) -> int:
+    """Which of these places, in network order, features are sent from: that from which a row is answered soonest where
+    this machine takes ``pace`` times as long as the core, and of equal ones that which spares the core most."""
+
+    def seconds(place: Place) -> float:
+        here = pace * (places[0].behind_seconds - place.behind_seconds)
+        return round(here + place.features_bytes / bytes_per_second + place.behind_seconds, 9)
+
+    return min(range(len(places)), key=lambda i: (seconds(places[i]), places[i].behind_seconds))
 
 
 def paced(pace: float, *, took: float, expected: float) -> float:

@@ -8,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.edge import TRY_EVERY, WORTH_A_TRY, Rest, Sent, Uplink, at_once, costs, paced, rate_of, sent
+from offramp_core.edge import (
+    TRY_EVERY,
+    WORTH_A_TRY,
+    Place,
+    Rest,
+    Sent,
+    Uplink,
+    at_once,
+    costs,
+    handed_on_at,
+    paced,
+    rate_of,
+    sent,
+)
 from offramp_core.edge_settings import EdgeSettings, edge_settings
 from offramp_core.errors import InvalidArgumentError
 
@@ -175,3 +188,15 @@ def test_a_fast_link_to_a_core_far_away_is_tried_where_it_would_answer_sooner(
     """Half of the time had counted as the bytes' own: of 600 kB requests none was ever handed on."""
     found = rate_of(65_536, seconds=round_trip + 65_536 / rate, round_trip=round_trip)
     assert round_trip + 600_000 / found < here
+
+
+PLACES = [Place(65_536, 0.003), Place(16_384, 0.0015), Place(16_384, 0.0003)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "pace", "place"),
+    [(1.25e6, 1.0, 2), (1.25e8, 1.0, 2), (1.25e6, 4.0, 1), (1.25e8, 4.0, 0), (1.25e6, 100.0, 0)],
+    ids=["as fast as the core", "and a fast uplink", "a slow box", "and a fast uplink", "a very slow box"],
+)
+def test_features_are_handed_on_where_the_answer_is_soonest(rate: float, pace: float, place: int) -> None:
+    assert handed_on_at(PLACES, bytes_per_second=rate, pace=pace) == place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -109,6 +110,26 @@ def test_a_client_sees_one_worker_whatever_is_sent_and_connections_are_kept(
         np.testing.assert_allclose(never[name], exact[name], rtol=1e-5, atol=1e-5)
     assert "offline" not in reply["parameters"]
     assert len(to_core) <= 20  # here and there, of eight and one that asks for the core
+
+
+def test_features_are_sent_from_behind_the_last_exit_where_they_are_smaller_and_spare_the_core_more(
+    core: WorkerProcess, alone: tuple[np.ndarray, Reply, Reply], bundle_dir: Path, tmp_path: Path
+) -> None:
+    """At the last ramp of the bundle, at which nobody leaves, since the plan does not name it."""
+    x, _, exact = alone
+    shapes = load_bundle(bundle_dir).shapes
+    assert 2 * math.prod(shapes["c2"]) < math.prod(shapes["c0"])
+    settings = {"OFFRAMP_RESIDUE": "Features", "OFFRAMP_UPLINK": "10Mbit"}
+    with edge_of(bundle_dir, url(core), tmp_path, {"r00-grid": "0.2"}, **settings) as edge:
+        sent = partial(metric, edge, "forwarded_rows_total", sent="features")
+        eventually(lambda: ask(edge, x) and sent(), what="features that are proven", deadline=20.0)
+        rows, size = sent(), metric(edge, "core_request_bytes_total")
+        reply = answer(edge, x)
+        row_bytes = (metric(edge, "core_request_bytes_total") - size) / (sent() - rows)
+    stay = [told == "final" for told in exits(reply, 60)]
+    assert set(exits(reply, 60)) == {"r00-grid", "final"}
+    assert 4 * math.prod(shapes["c2"]) < row_bytes < 5 * math.prod(shapes["c2"]), "and what describes them"
+    np.testing.assert_allclose(reply["logits"][stay], exact["logits"][stay], rtol=1e-5, atol=1e-5)
 
 
 # --- audits --------------------------------------------------------------------------------------------

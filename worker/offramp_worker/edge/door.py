@@ -180,7 +180,8 @@ class EdgeDoor:
     async def _features(
         self, engine: Engine, ramp: str, seconds: float, scope: Scope, receive: Receive
     ) -> Mapping[str, Array]:
-        spec = await self._beside(seconds, lambda: self._pieces.spec(engine, ramp))
+        known = self._pieces.known(ramp)
+        spec = known or await self._beside(seconds, lambda: self._pieces.spec(engine, ramp))
         request = await self._read(engine, spec, scope, receive)
         if request.x.dtype.kind == "f" and not np.isfinite(request.x).all():
             raise BadRequestError(f"{FEATURES}: not all are finite numbers")
@@ -226,9 +227,14 @@ class _Pieces:
             self._at(engine, ramp)
         return self._specs[ramp]
 
+    def known(self, ramp: str) -> TensorSpec | None:
+        """As :meth:`spec` where it is known already; from any thread."""
+        return self._specs.get(ramp)
+
     def run(self, engine: Engine, ramp: str, features: Array) -> Array:
         """The model's own logits."""
-        return np.array(self._at(engine, ramp).run(features, features)[0])
+        rows = np.arange(len(features))  # all: copied to where the piece reads, which it would be bound to anew
+        return np.array(self._at(engine, ramp).run(features, features, rows)[0])
 
     def _at(self, engine: Engine, ramp: str) -> Runnable:
         piece = self._known.pop(ramp, None)

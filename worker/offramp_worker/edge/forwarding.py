@@ -7,7 +7,7 @@ Everything here is called by whoever has the engine's turn; the link's threads o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,12 +17,11 @@ import numpy.typing as npt
 
 from offramp_core.batching import exact_seconds
 from offramp_core.edge import TRY_EVERY, Offline, Residue, Rest, Sent, at_once, paced, sent
-from offramp_core.precision import EXACT
 from offramp_core.task import top_labels
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.edge.desk import EdgeDesk, plausible
 from offramp_worker.edge.link import Link
-from offramp_worker.edge.proof import MOST_KEPT, FeaturesProof
+from offramp_worker.edge.proof import MOST_KEPT, FeaturesProof, last_ramp
 from offramp_worker.edge.wire import FEATURES, Reply, features_path
 from offramp_worker.engine.arms.arms import Runtime
 from offramp_worker.engine.execution.execute import GoOn, Leave, Onward
@@ -100,11 +99,17 @@ class Forwarding:
         self._exact_seconds = exact_seconds(bundle.profile)
         self._name = bundle.manifest.inputs[0].name
         self._usual = UsualInputs(bundle.manifest.inputs[0], bundle.probe_x)
-        self._proof = FeaturesProof(edge.link, desk, bundle)
+        self._proof = FeaturesProof(edge.link, desk, bundle, residue=edge.residue)
         self._number, self._rows_out = 0, 0
         self._pace = 1.0  # what stages take here, by what the bundle says
         self._shares: dict[str, Share] = {}  # by plan
         self._wholes = 0
+
+    # --- before a plan is in force ------------------------------------------------------------------
+
+    def hands_on_at(self, active: Sequence[int], behind: Mapping[int, float]) -> int | None:
+        """As :meth:`offramp_worker.edge.proof.FeaturesProof.hands_on_at`."""
+        return self._proof.hands_on_at(active, behind, pace=self._pace)
 
     # --- before a batch runs ------------------------------------------------------------------------
 
@@ -150,7 +155,7 @@ class Forwarding:
 
     def take(self, batch: Batch, runtime: Runtime, progress: Progress, onward: Onward) -> bool:
         """Send rows to the core; False where they are to be computed here."""
-        if self._link.serves_other:
+        if self._link.serves_other or self._goes_on(runtime, onward):
             return False
         self._learn(batch, runtime, progress, onward)
         onward = _allowed(runtime, onward)
@@ -175,23 +180,16 @@ class Forwarding:
             return decide(replace(rest, features_bytes=None))
         return way
 
-    def _can_send(self, runtime: Runtime, onward: Onward) -> bool:
-        """Whether features may be sent once they are proven: of the exact precision, and all that the rest reads. Where
-        lengths vary nobody asks."""
-        return (
-            onward.ramp is not None
-            and self._residue != "Input"
-            and not self._link.away
-            and self._takes_features
-            and runtime.plan.precision == EXACT
-            and not runtime.stages[-1].reads_input
-            and not self._bundle.manifest.inputs[0].varies
-            and isinstance(onward.features, np.ndarray)
-        )
+    def _goes_on(self, runtime: Runtime, onward: Onward) -> bool:
+        """Whether features are sent from a later ramp than the exit that these rows have come to."""
+        if onward.ramp is None or onward.ramp == last_ramp(runtime):
+            return False
+        return self._proof.may_send(runtime) and self._proof.holds(runtime, last_ramp(runtime))
 
-    @property
-    def _takes_features(self) -> bool:
-        return self._link.takes_features and not self._link.rests(FEATURES)
+    def _can_send(self, runtime: Runtime, onward: Onward) -> bool:
+        """Whether features of these rows may be sent once they are proven."""
+        here = onward.ramp is not None and onward.ramp == last_ramp(runtime)
+        return here and self._proof.may_send(runtime) and isinstance(onward.features, np.ndarray)
 
     def _seconds(self, runtime: Runtime, rows: int, rest: int) -> tuple[float, float, float]:
         """Here: until the last exit has been tried with so many ``rows``, and of the ``rest``; and what features of the
@@ -207,7 +205,7 @@ class Forwarding:
         if onward.ramp is None:
             return
         expected = self._seconds(runtime, len(batch), 1)[0] / self._pace
-        if expected > 0:
+        if expected > 0 and onward.ramp == last_ramp(runtime):
             self._pace = paced(self._pace, took=self._clock() - progress.began, expected=expected)
         if runtime.plan.content_hash in self._shares:
             self._shares[runtime.plan.content_hash].went_on += len(onward.rows)
@@ -265,7 +263,7 @@ class Forwarding:
         other = reply is not None and way.sent == "Features" and not self._proof.held(way.runtime, reply.boot)
         if logits is not None and not other:
             self._answer(way, logits)
-        elif other or (way.sent == "Features" and not self._takes_features and not self._link.away):
+        elif other or (way.sent == "Features" and not self._proof.core_takes_them and not self._link.away):
             self._send(_Way(way.batch, way.runtime, way.progress, way.onward, "Input"))
         else:
             self._unanswered(way)

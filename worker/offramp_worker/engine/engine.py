@@ -119,7 +119,7 @@ class Engine:
         )
         self._deadlines = Deadlines(everyones=options.everyones_deadline, clock=clock)
         self._executor = Executor(self.sets, deadlines=self._deadlines)
-        self._forwarding = None if edge is None else _forwarding(self, edge, options)
+        self.forwarding = None if edge is None else _forwarding(self, edge, options)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = turn or threading.Lock()  # held while a batch, an audit or a probe runs
         self._shared = None if turn is None else InTurn(self, turn, options.batching, loop_rows=self._inline_rows)
@@ -245,7 +245,7 @@ class Engine:
     @property
     def at_edge(self) -> bool:
         """Whether a core answers what leaves at no exit here."""
-        return self._forwarding is not None
+        return self.forwarding is not None
 
     @property
     def active(self) -> Active:
@@ -313,13 +313,13 @@ class Engine:
     @property
     def _audits_wait(self) -> bool:
         """While the executor fails, an audit would be lost, and count against its plan. An edge's core runs them."""
-        return bool(self.vitals.trouble) and not self._batcher.closed and self._forwarding is None
+        return bool(self.vitals.trouble) and not self._batcher.closed and self.forwarding is None
 
     def _run_batch(self, batch: Batch) -> None:
         active, number = self.arms.active, self.batches
         self.batches += 1
         runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
-        forwarding = self._forwarding
+        forwarding = self.forwarding
         counts = forwarding is None or forwarding.draws
         eased = ease(batch, runtime, active)
         progress = Progress(self._clock(), set(range(len(batch))), counts=counts)
@@ -363,9 +363,9 @@ class Engine:
         Every batch of the stable plan could have been held back but those with a deadline to keep or under overload.
         """
         runtime = self.arms.drawn(active, number)
-        if self._forwarding is not None:  # how long a batch takes there is no matter of exits alone
+        if self.forwarding is not None:  # how long a batch takes there is no matter of exits alone
             free = runtime is active.stable and self._deadlines.none_in(batch)  # an exit may have to keep a deadline
-            whole = free and self._forwarding.at_once(batch, runtime)
+            whole = free and self.forwarding.at_once(batch, runtime)
             return (active.off if whole else runtime), False
         if active.holdback is None or runtime is active.off or batch.loosened or not self._deadlines.none_in(batch):
             return runtime, False
@@ -392,7 +392,7 @@ def _batcher(engine: Engine, options: EngineOptions) -> Batcher:
         clock=engine._clock,
         join=partial(pad_rows, spec=spec, empty=batch_memory(bundle.device)),
         group=partial(rows_bucket, spec=spec) if spec.varies else None,
-        may_ease=lambda: engine._forwarding is None and engine.arms.may_ease,
+        may_ease=lambda: engine.forwarding is None and engine.arms.may_ease,
         of_use=lambda ticket: may_have(ticket, engine.active.stable, engine.active),
     )
 
@@ -473,7 +473,7 @@ def _accounts(engine: Engine, *, objective: float | None) -> Accounts:
 
 def _followers(engine: Engine, max_bytes: int, deliver: Deliver) -> Followers:
     def room() -> int:
-        return sys.maxsize if engine._forwarding is None else engine._forwarding.room
+        return sys.maxsize if engine.forwarding is None else engine.forwarding.room
 
     def put_back(ticket: Ticket) -> bool:
         queued = engine._batcher.put_back(ticket)

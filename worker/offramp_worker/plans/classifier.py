@@ -11,9 +11,11 @@ from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan, RampThreshold
+from offramp_core.precision import EXACT
 from offramp_core.protocol import PlanDocument, class_of
 from offramp_core.reasons import Reason
 from offramp_core.uncertainty import ExitTest, exit_test
+from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.arms.arms import Active
 from offramp_worker.engine.arms.tiers import TierExits
 from offramp_worker.engine.engine import Engine
@@ -86,15 +88,23 @@ class ClassifierPlans(PlanTarget):
         sessions = sets[plan.ramp_set_digest].sessions if active else self._engine.sessions
         try:
             stages = sessions.stages(active, plan.precision)
+            forwarding = self._engine.forwarding
+            if forwarding is not None and active and plan.precision == EXACT and not stages[-1].reads_input:
+                behind = _seconds_behind(self._bundle(plan, sets).profile, list(index.values()))
+                if (further := forwarding.hands_on_at(active, behind)) is not None:
+                    stages = sessions.stages([*active, further])
         except InvalidBundleError as error:
             raise PlanRefusedError(Reason.UNSUPPORTED, str(error)) from error
         self._engine.sessions.warm_up(self._engine.batch_rows, stages)
         return stages
 
-    def _fields(self, plan: Plan, stages: tuple[Runnable, ...], sets: Mapping[str, HeldSet]) -> dict[str, Any]:
-        engine, index = self._engine, self.columns_of(plan)
+    def _bundle(self, plan: Plan, sets: Mapping[str, HeldSet]) -> Bundle:
+        """The bundle with the heads of a plan, and what they cost."""
         held = sets.get(plan.ramp_set_digest)
-        bundle = held.bundle if held is not None else engine.bundle
+        return held.bundle if held is not None else self._engine.bundle
+
+    def _fields(self, plan: Plan, stages: tuple[Runnable, ...], sets: Mapping[str, HeldSet]) -> dict[str, Any]:
+        engine, index, bundle = self._engine, self.columns_of(plan), self._bundle(plan, sets)
         profile = bundle.profile.of(plan.precision)
         table = CostTable(profile, sizes=range(MAX_BATCH + 1))  # batches may grow with what is measured
         priced = list(index.values())  # the chain's ramps as the profile has them
@@ -102,9 +112,11 @@ class ClassifierPlans(PlanTarget):
             table, profile, stages, [[priced.index(j) for j in stage.ramps] for stage in stages[:-1]]
         )
         carry_on = carries_on(plan.execution, profile) and not engine.at_edge  # there rows do not go on to the end
+        exits = {index[ramp.id] for ramp in plan.ramps if ramp.threshold > 0}
+        handing = {j: 0.0 for stage in stages for j in stage.ramps if j not in exits}  # on alone: nobody leaves there
 
         def tests(ramps: Sequence[RampThreshold]) -> dict[int, ExitTest]:
-            columns = {index[ramp.id]: float(ramp.threshold) for ramp in ramps if ramp.threshold > 0}
+            columns = handing | {index[ramp.id]: float(ramp.threshold) for ramp in ramps if ramp.threshold > 0}
             return {j: exit_test(t, bundle.quantiles[j], score=engine.task.raw_score) for j, t in columns.items()}
 
         return {
@@ -113,6 +125,7 @@ class ClassifierPlans(PlanTarget):
             "tiers": {tier.name: TierExits(tests(tier.ramps)) for tier in plan.tiers},
             "regrouping": None if carry_on or not stages else Regrouping.of(seconds, table.regroup.tolist()),
             "stage_seconds": seconds,
+            "further": len(handing),
         }
 
 
@@ -128,6 +141,12 @@ def stage_seconds(
         return as_they_are
     filled_up = CostTable(profile, sizes=[0, *map(padded_rows, range(1, len(as_they_are[0])))]).stage_seconds(groups)
     return [full if stage.pads else own for stage, full, own in zip(stages, filled_up, as_they_are, strict=True)]
+
+
+def _seconds_behind(profile: Profile, chain: Sequence[int]) -> dict[int, float]:
+    """What one row takes behind each column of a chain."""
+    segments = CostTable(profile, sizes=[1]).segment[0]
+    return {j: float(segments[k + 1 :].sum()) for k, j in enumerate(chain)}
 
 
 def _has_ramps(plan: Plan) -> bool:

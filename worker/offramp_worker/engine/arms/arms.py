@@ -33,7 +33,8 @@ class Runtime:
     So are those of answers that name a class of ``classes``, which have slices of these names; no exit gives an answer
     that names one of ``stopped_classes``. Requests of ``tiers`` leave by tests of their own, at the same ramps; those
     of any other tier leave nowhere. ``budget`` is everybody's. ``alarmed`` are detectors of tiers that the document
-    leaves out now: a stop lasts while the plan serves.
+    leaves out now: a stop lasts while the plan serves. ``further`` stages behind the last exit lead to where an edge
+    hands features on.
     """
 
     plan: Plan
@@ -52,6 +53,7 @@ class Runtime:
     alarmed: Mapping[str, Breaker] = field(default_factory=dict)
     classes: Mapping[int, str] = field(default_factory=dict)
     stopped_classes: tuple[int, ...] = ()
+    further: int = 0
     exits_off: bool = field(init=False)  # whether it is the exact executor
 
     def __post_init__(self) -> None:

@@ -181,6 +181,7 @@ def run_stages(
     withheld: Sequence[int] = (),
     mixed: Mixed | None = None,
     go_on: GoOn | None = None,
+    further: int = 0,
 ) -> Iterator[Leave]:
     """Execute the batch ``x`` (n, ...).
 
@@ -193,16 +194,16 @@ def run_stages(
     may_leave : (n,) bool or None
         Rows that may exit early; None: all.
     regroups : Regrouping or None
-        Whether to drop the rows that left and go on with a smaller batch, which ends when all have. None is results
-        only: every row runs to the output, whether or not it was answered.
+        Whether to go on with a smaller batch, without the rows that left. None is results only: all run to the output.
     deadlines : Deadlines, optional
         Of the rows that have one.
     withheld : sequence of int
         Classes that no exit answers: a row that would leave with one goes to the output, whatever later ramps say.
-    mixed, go_on : optional
-        Tests in the place of ``tests``, where rows differ in them. Takes what the last stage would run, or not.
+    mixed, go_on, further : optional
+        Tests in the place of ``tests``, where rows differ in them. Takes what the last stage would run, or not; asked
+        behind the last exit as well, where so many stages lead ``further``.
     """
-    batch, last = _Batch(len(x), may_leave, withheld), len(stages) - 2
+    batch, first = _Batch(len(x), may_leave, withheld), len(stages) - 2 - further
     features, kept = x, None  # ``kept``: the rows of ``features`` that go on; None for all
     for number, stage in enumerate(stages[:-1]):
         features, heads = stage.run(features, x, kept)
@@ -217,7 +218,7 @@ def run_stages(
         due = deadlines.due(number, batch.carried) if deadlines is not None and stage.ramps else None
         if due is not None and (leave := batch.leave(due, stage.ramps[-1], np.asarray(heads[-1][0]))):
             yield leave._replace(due=True)
-        if go_on is not None and number == last and batch.waiting and go_on(batch.onward(features, stage, heads)):
+        if go_on is not None and number >= first and batch.waiting and go_on(batch.onward(features, stage, heads)):
             return
         if regroups is None or batch.answered is None:
             continue

@@ -130,4 +130,5 @@ def _run(
         withheld=runtime.stopped_classes if runtime.plan.precision == EXACT else (),
         mixed=mixed,
         go_on=go_on,
+        further=runtime.further,
     )
