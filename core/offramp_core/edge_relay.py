@@ -21,6 +21,7 @@ By = Literal["Edge", "Core"]
 
 WEIGHT = 0.03  # of the newest measurement: one row in five takes several times as long as the others
 FIRST = 4  # measurements, of which the shortest counts: connections open, and caches fill
+FIRST_HERE, SETTLED = 10, 0.5  # of the edge, or seconds: a box is held up at its start, and once left tried again late
 CONNECTS = 2  # measurements of the core, before ones that take several times as long as the edge count as a way known
 AGAIN_WEIGHT = 0.1  # of a measurement of the way that is not in use, which is rare and may have run beyond its share
 PERIOD = 0.1  # seconds: of processor limits, if nobody says otherwise
@@ -40,23 +41,26 @@ class Mean:
     n: int = 0
     #: The last ones in a row that were longer than they may count as.
     longer: int = 0
+    #: How many there must be, if they are short, before it is known.
+    first: int = FIRST
 
     @property
     def known(self) -> bool:
-        return self.n >= FIRST
+        return self.n >= self.first or (self.n >= FIRST and self.n * self.value >= SETTLED)
 
     def after(self, seconds: float, *, weight: float = WEIGHT, beside: float = 0.0) -> Mean:
         """With one more, of this weight or, while there are few, as one of them. ``beside`` is what else was expected
         of the request."""
         if not self.known:
-            return Mean(seconds if not self.n else min(self.value, seconds), self.n + 1)
+            return replace(self, value=min(self.value, seconds) if self.n else seconds, n=self.n + 1)
         usual = LONGEST * max(FLOOR, self.value + beside) - beside
         most = max(PERIOD, usual)
         longer = self.longer + 1 if seconds > most else 0
         faster = FACTOR ** max(0, longer - HELD_UP)
         weight, of_rest = (min(1.0, each * faster) for each in (max(weight, 1.0 / (self.n + 1)), WEIGHT))
         value = self.value + weight * (min(seconds, usual) - self.value)
-        return Mean(value + of_rest * max(0.0, min(seconds, most) - usual), self.n + 1, longer)
+        value += of_rest * max(0.0, min(seconds, most) - usual)
+        return replace(self, value=value, n=self.n + 1, longer=longer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Ways:
     core's queue and its computing.
     """
 
-    edge: Mean = field(default_factory=Mean)
+    edge: Mean = field(default_factory=lambda: Mean(first=FIRST_HERE))
     core: Mean = field(default_factory=Mean)
     #: Seconds of the way in use since the other one was tried; below 0 while what that took is not earned yet.
     avoided: float = 0.0

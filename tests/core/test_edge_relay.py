@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.edge import Uplink
-from offramp_core.edge_relay import EXPLORING, FIRST, By, Mean, Waiting, Ways
+from offramp_core.edge_relay import EXPLORING, FIRST, FIRST_HERE, By, Mean, Waiting, Ways
 
 SIZE = 14_000
 seconds = st.floats(1e-5, 2.0)
@@ -41,7 +41,7 @@ def test_the_sooner_way_is_taken_and_the_other_one_costs_no_more_than_its_share_
     core = round_trip + answering + SIZE / rate
     total, chosen = run(lambda by, _: edge if by == "Edge" else core, uplink=uplink, requests=n)
     lost = abs(edge - core)
-    assert total <= (1 + EXPLORING) * n * min(edge, core) + (FIRST + 1) * lost + 1e-9
+    assert total <= (1 + EXPLORING) * n * min(edge, core) + (FIRST_HERE + 1) * lost + 1e-9
     if round_trip + SIZE / rate >= edge:
         assert "Core" not in chosen, "an uplink that alone takes longer is not even tried"
 
@@ -132,7 +132,7 @@ def test_who_waits_at_the_edge_goes_to_the_core_sooner_and_bytes_on_the_uplink_k
     edge: float, core: float, rate: float
 ) -> None:
     uplink, ways = Uplink(rate), Ways()
-    for _ in range(FIRST):
+    for _ in range(FIRST_HERE):
         ways = ways.after("Edge", edge, size=SIZE, waiting=NOBODY, uplink=uplink)
         ways = ways.after("Core", core + SIZE / rate, size=SIZE, waiting=NOBODY, uplink=uplink)
     ways = ways.after(ways.by(SIZE, NOBODY, uplink), min(edge, core), size=SIZE, waiting=NOBODY, uplink=uplink)
@@ -166,7 +166,7 @@ def test_what_nobody_waited_for_says_nothing_below_what_was_expected_and_makes_a
     assert KNOWN.at_least("Core", 0.001, size=SIZE, waiting=NOBODY, uplink=uplink) == KNOWN
     assert KNOWN.at_least("Edge", 0.019, size=SIZE, waiting=NOBODY, uplink=uplink) == KNOWN
     ways = Ways()
-    for _ in range(FIRST):
+    for _ in range(FIRST_HERE):
         ways = ways.at_least("Edge", 0.0001, size=SIZE, waiting=NOBODY, uplink=uplink)
         ways = ways.at_least("Edge", 0.2, size=SIZE, waiting=NOBODY, uplink=uplink)
     assert ways.by(SIZE, NOBODY, uplink) == "Core"
@@ -232,3 +232,20 @@ def test_a_box_that_was_held_up_with_requests_in_line_is_tried_soon_after_they_a
         took = edge if chosen[-1] == "Edge" else core
         ways = ways.after(chosen[-1], took, size=SIZE, waiting=NOBODY, uplink=uplink)
     assert chosen.count("Core") <= 12
+
+
+def test_a_box_whose_first_requests_were_held_up_is_not_taken_for_a_slow_one() -> None:
+    """Eight of them, with the bundle's pages still on disk: hundreds were handed to a core that takes twice as long."""
+    uplink = Uplink(12.5e6, 0.0005)
+    held_up = (0.3, 0.1, 0.03, *[0.02] * 4, 0.01)
+
+    def took(by: By, number: int) -> float:
+        return 0.0046 if by == "Core" else 0.0022 + (held_up[number] if number < len(held_up) else 0.0)
+
+    _, chosen = run(took, uplink=uplink, requests=400)
+    assert chosen.count("Core") <= 2 * FIRST
+
+
+def test_a_box_that_takes_seconds_hands_on_after_few_of_its_own() -> None:
+    _, chosen = run(lambda by, _: 0.05 if by == "Core" else 5.0, uplink=Uplink(12.5e6, 0.0005), requests=200)
+    assert chosen.count("Edge") <= FIRST + 1
