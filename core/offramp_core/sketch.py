@@ -73,3 +73,15 @@ def merge_sketches(sketches: Iterable[SecondsSketch]) -> SecondsSketch:
         for index, count in sketch.counts.items():
             counts[index] = counts.get(index, 0) + count
     return SecondsSketch(counts)
+
+
+def merge_reports(reported: Iterable[Mapping[str, int]]) -> SecondsSketch:
+    """One sketch of all observations in sketches as processes report them: buckets by their numbers as text."""
+    counts: dict[str, int] = {}
+    for buckets in reported:
+        for text, count in buckets.items():
+            counts[text] = counts.get(text, 0) + count
+    merged: dict[int, int] = {}
+    for text, count in counts.items():  # each number is read once: a service has few buckets and many counters
+        merged[int(text)] = merged.get(int(text), 0) + count
+    return SecondsSketch(merged)

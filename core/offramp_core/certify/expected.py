@@ -197,6 +197,7 @@ class _Descent:
         self._active: Keys = {}
         self._price = 0.0
         self._expected: dict[tuple[tuple[int, int], ...], float] = {}  # by keys: scaled plans meet again and again
+        self._scaled: dict[tuple[tuple[int, int], ...], dict[float, float]] = {}  # the same by plan and its scale
 
     def descend(self, price: float) -> Keys:
         """Lower the sum at this price until nothing pays any more, from where the last price ended."""
@@ -221,15 +222,23 @@ class _Descent:
 
     def mean_seconds(self, keys: Keys) -> float:
         """Mean time, in runs of the fp32 backbone."""
-        return float(self._leave(keys)[0].mean())
+        ramps = sorted(keys)
+        paid = np.cumsum(self._ramp[ramps]).tolist()
+        seconds = np.full(self._n, self._whole + (paid[-1] if ramps else 0.0))
+        for ramp, cost in zip(reversed(ramps), reversed(paid), strict=True):
+            np.copyto(seconds, self._reached[ramp] + cost, where=self._leaves(ramp, keys))
+        return float(seconds.mean())
 
     def scaled(self, keys: Keys, level: float) -> Keys:
         """The thresholds scaled together in rank space until the expected disagreement is just within ``level``."""
         ranks = {r: int(np.searchsorted(self._sorted_keys[:, r], k, side="right")) for r, k in keys.items()}
         low, high = 0.0, self._n / max(1, min(ranks.values()))
+        known = self._scaled.setdefault(tuple(ranks.items()), {})  # every level begins with the same halvings
         for _ in range(_HALVINGS):
             middle = math.sqrt(max(low, 1e-3) * high)
-            if self.expected_disagreement(self._at_ranks(ranks, middle)) <= level:
+            if middle not in known:
+                known[middle] = self.expected_disagreement(self._at_ranks(ranks, middle))
+            if known[middle] <= level:
                 low = middle
             else:
                 high = middle

@@ -40,7 +40,7 @@ from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.protocol import TIMES, ArmCounts, RouteCounts, TimeName
 from offramp_core.reasons import AnyReason, ConditionType, MaybeReason, Reason
 from offramp_core.records import ExitCosts
-from offramp_core.sketch import SecondsSketch, merge_sketches
+from offramp_core.sketch import SecondsSketch, merge_reports
 
 OBSERVED_EVERY_SECONDS = 30.0
 MIN_SAMPLES = 100
@@ -499,10 +499,7 @@ def observe(
     if facts.stable is None:
         return ObservedFigures(), {}, Audits()
     mine = [c for c in facts.counts if c.plan_hash == facts.stable.plan.content_hash]
-    times = {
-        name: merge_sketches(SecondsSketch({int(i): n for i, n in getattr(c, name).items()}) for c in mine)
-        for name in TIMES
-    }
+    times = {name: merge_reports(getattr(c, name) for c in mine) for name in TIMES}
     seen = at_one_rate(mine)
     before = facts.service.status.observed
     if before.taken_at is not None and facts.now - before.taken_at < OBSERVED_EVERY_SECONDS:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -202,11 +202,13 @@ def _walk(
     """The statistics [alternative, stretch] after each step, in place. Events are few, so every outcome is a miss
     first."""
     hit_instead = hit / miss
-    for events in steps:
+    step, stretch = np.nonzero(steps)
+    ends = np.searchsorted(step, np.arange(len(steps) + 1)).tolist()
+    for begin, end in pairwise(ends):
         m += 1.0
         m *= miss
-        at = np.flatnonzero(events)
-        m[:, at] *= hit_instead
+        if end > begin:
+            m[:, stretch[begin:end]] *= hit_instead
         yield m
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from offramp_core.sketch import SecondsSketch, merge_sketches
+from offramp_core.sketch import SecondsSketch, merge_reports, merge_sketches
 
 SLOW_QUANTILE = 0.90
 MIN_BATCHES = 20  # of a shape, before its pace is known well enough to judge by
@@ -118,14 +118,19 @@ def mean_rows(execution: Mapping[BatchShape, SecondsSketch]) -> float:
 def by_shape(reported: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[BatchShape, SecondsSketch]:
     """Sketches that workers report, merged by shape. What names no shape, and buckets without a number, are left
     out."""
-    found: dict[BatchShape, list[SecondsSketch]] = {}
+    found: dict[BatchShape, dict[str, int]] = {}
     for sketches in reported:
         for text, buckets in sketches.items():
             shape = shape_of(text)
             if shape is not None:
-                counts = {int(i): n for i, n in buckets.items() if BUCKET.fullmatch(i) and n > 0}
-                found.setdefault(shape, []).append(SecondsSketch(counts))
-    return {shape: merge_sketches(sketches) for shape, sketches in found.items()}
+                counts = found.setdefault(shape, {})
+                for i, n in buckets.items():
+                    if n > 0:
+                        counts[i] = counts.get(i, 0) + n
+    return {
+        shape: merge_reports([{i: n for i, n in counts.items() if BUCKET.fullmatch(i)}])
+        for shape, counts in found.items()
+    }
 
 
 def _limits(known: Mapping[Key, SecondsSketch]) -> dict[Key, float]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from offramp_core.protocol import ArmCounts
-from offramp_core.sketch import SecondsSketch, bucket_seconds, merge_sketches
+from offramp_core.sketch import bucket_seconds, merge_reports
 
 MIN_REQUESTS = 100
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -82,9 +82,7 @@ def _note(on: Distribution | None, off: Distribution | None, names: tuple[str, s
 
 
 def _distribution(label: str, counts: Iterable[ArmCounts], hashes: Collection[str]) -> Distribution | None:
-    sketch = merge_sketches(
-        SecondsSketch({int(i): n for i, n in c.latency.items()}) for c in counts if c.plan_hash in hashes
-    )
+    sketch = merge_reports(c.latency for c in counts if c.plan_hash in hashes)
     n = sketch.n
     if n < MIN_REQUESTS:
         return None

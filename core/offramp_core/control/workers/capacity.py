@@ -97,8 +97,9 @@ def best_batch(
         return None
     if not sizes or len(sizes) != len(whole) or not all(0 < s < math.inf for s in (*sizes, *whole)):
         return None
-    pace = _pace(seconds_by_rows(sizes, whole), (c for c in counts if c.plan_hash == exits_off_hash), least=least_pace)
-    seconds = [pace * s for s in seconds_by_rows(sizes, whole)]
+    profiled = seconds_by_rows(sizes, whole)
+    pace = _pace(profiled, (c for c in counts if c.plan_hash == exits_off_hash), least=least_pace)
+    seconds = [pace * s for s in profiled]
     allowed = batch_share * latency_seconds
     fits = [n for n in range(1, MAX_BATCH + 1) if n == 1 or seconds[n] <= allowed]
     share = min(LARGEST_SHARE, max(SMALLEST_SHARE, 1 - OWN_TIMES * seconds[1] / latency_seconds))
@@ -113,10 +114,11 @@ def _pace(profiled: Sequence[float], counts: Iterable[ArmCounts], *, least: floa
     for count in counts:
         if count.busy_seconds <= 0:
             continue
-        sized = {int(size): sum(buckets.values()) for size, buckets in count.execution.items()}
-        batches += sum(sized.values())
         taken += count.busy_seconds
-        expected += sum(n * profiled[min(max(size, 0), len(profiled) - 1)] for size, n in sized.items())
+        for size, buckets in count.execution.items():
+            n = sum(buckets.values())
+            batches += n
+            expected += n * profiled[min(max(int(size), 0), len(profiled) - 1)]
     return max(least, taken / expected) if batches >= MIN_BATCHES and expected > 0 else least or 1.0
 
 
