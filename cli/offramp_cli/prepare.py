@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 INVALID_INPUT = 2
 #: Options that are handed on as they are with ``--task generate``; of the others it takes a few more.
 OF_GENERATION = ("model", "data", "out", "name", "threads", "answer_tokens")
+TAKEN_TO_REMEASURE = ("remeasure", "data", "out", "device", "threads", "json_output")
 TAKEN_BY_GENERATION = (*OF_GENERATION, "task", "max_tokens", "vllm", "json_output")
 
 
@@ -42,6 +44,14 @@ RefreshOption = Annotated[
         metavar="BUNDLE",
         help="Instead of --model: train the heads of this bundle again, on recent inputs. A new ramp set on the same "
         "backbone.",
+    ),
+]
+RemeasureOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="BUNDLE",
+        help="Instead of --model: measure this bundle on --device of this machine. Model and heads stay, so that pools "
+        "of a service with either bundle run the same plans.",
     ),
 ]
 DataOption = Annotated[
@@ -175,6 +185,7 @@ JsonOutputOption = Annotated[bool, typer.Option("--json", help="Print the report
     "offramp prepare --model model.onnx --data inputs.npz --out bundle",
     "offramp prepare --model model.onnx --data inputs.npz --variants --out bundle",
     "offramp prepare --refresh bundle --data recent.npz --out bundle-2",
+    "offramp prepare --remeasure bundle --device cuda --data inputs.npz --out bundle-cuda",
     "offramp prepare --task generate --model model.gguf --data prompts.jsonl --out bundle",
     "offramp prepare --task generate --model checkpoint --vllm vllm.yaml --data prompts.jsonl --out bundle",
 )
@@ -183,6 +194,7 @@ def prepare(
     context: typer.Context,
     model: ModelOption = "",
     refresh: RefreshOption = None,
+    remeasure: RemeasureOption = None,
     data: DataOption,
     out: OutOption,
     name: NameOption = "",
@@ -220,8 +232,12 @@ def prepare(
     The bundle's folder also gets report.json, which --json prints, and report.png: what every ramp costs, how many
     inputs could exit there, and what plans could save.
     """
+    if remeasure is not None:
+        _refuse_others(context, TAKEN_TO_REMEASURE, "--remeasure")
+        _remeasure(str(remeasure), json_output=json_output, data=data, out=out, device=device, threads=threads)
+        return
     if task == GENERATE:
-        _refuse_others(context)
+        _refuse_others(context, TAKEN_BY_GENERATION, f"--task {GENERATE}")
         asked = {name: context.params[name] for name in OF_GENERATION}
         make = _generation if vllm is None else partial(_vllm, vllm)
         make(prompt_tokens=max_tokens, json_output=json_output, **asked)
@@ -254,12 +270,35 @@ def _request(given: dict[str, Any], task: TaskSpec | None) -> PrepareRequest:
     return PrepareRequest(**(as_given | own))
 
 
-def _refuse_others(context: typer.Context) -> None:
-    """With ``--task generate``, an option that only classifiers have."""
+def _refuse_others(context: typer.Context, taken: Collection[str], given: str) -> None:
+    """An option that says nothing beside another one."""
     for name in context.params:
         source = context.get_parameter_source(name)
-        if name not in TAKEN_BY_GENERATION and source is not None and source.name == "COMMANDLINE":
-            _refuse(f"--{name.replace('_', '-')} belongs to other tasks; leave it out with --task {GENERATE}")
+        if name not in taken and source is not None and source.name == "COMMANDLINE":
+            _refuse(f"--{name.replace('_', '-')} belongs to other tasks; leave it out with {given}")
+
+
+def _remeasure(bundle: str, *, json_output: bool, **asked: Any) -> None:
+    """``--remeasure BUNDLE``."""
+    from offramp_worker.prepare.pipeline import PrepareRequest
+    from offramp_worker.prepare.progress import Reporter
+    from offramp_worker.prepare.remeasure import remeasure_bundle
+
+    try:
+        report = remeasure_bundle(PrepareRequest(model=bundle, **asked), Reporter())
+    except OfframpError as error:
+        _refuse(str(error), error)
+    if json_output:
+        print(json.dumps(report.to_mapping(), indent=2))
+        return
+    before, now = report.before, report.now
+    print(f"{report.out}: the model and exits of {bundle}, measured with {now.executor}, --threads {now.threads}")
+    for batch in now.batches:
+        rows, was = batch.batch_size, before.at(batch.batch_size)
+        print(
+            f"  {rows} rows: {1000 * batch.exact_seconds:.3g} ms; {1000 * was.exact_seconds:.3g} with {before.executor}"
+        )
+    print(f"name it in the model.uri of a pool; spec.model.digest, for all pools, is {report.backbone_digest}")
 
 
 def _generation(*, json_output: bool, **asked: Any) -> None:

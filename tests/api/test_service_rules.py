@@ -869,6 +869,7 @@ RULES: list[Rule] = [
 ]
 
 POOLS = [{"name": "fast", "replicas": 1, "nodeSelector": {"pool": "fast"}}, {"name": "slow", "replicas": 2}]
+OWN = {"uri": "oci://offramp/digits-cuda:1"}
 POOL_RULES: list[Rule] = [
     Rule("spec.pools", POOLS, [], "spec.pools"),
     Rule("spec.pools", POOLS[:1], [POOLS[0], POOLS[0]], "Duplicate value"),
@@ -889,6 +890,15 @@ POOL_RULES: list[Rule] = [
     Rule(
         "spec.pools.0.resources", {"limits": {"cpu": 1}}, {"limits": {"cpu": "-1"}}, "every resource must be a quantity"
     ),
+    Rule("spec.pools.0.image", "offramp/worker-cuda:1", "", "should be at least 1 chars long"),
+    Rule("spec.pools.1.model", OWN, {}, "spec.pools[1].model.uri: Required value"),
+    Rule("spec.pools.1.model", OWN, {"uri": "digits"}, "uri must be oci://IMAGE, pvc://CLAIM/PATH"),
+    Rule("spec.pools.1.model", OWN, {"uri": "file:///b"}, "uri of a pool's bundle must be oci://, pvc://"),
+    Rule("spec.pools.1.model", OWN, OWN | {"digest": DIGEST}, 'unknown field "spec.pools[1].model.digest"'),
+    Rule("spec.pools.1.model", OWN, OWN | {"secretRef": {"name": "a"}}, "secretRef is for https:// and s3://"),
+    Rule("spec.pools.1.model", OWN, OWN | {"archiveDigest": DIGEST}, "spec.model.digest holds for all pools"),
+    Rule("spec.pools.1.model", OWN, OWN | {"region": "a"}, "endpoint and region are for s3://"),
+    Rule("spec.pools", [POOLS[0], POOLS[1] | {"model": OWN}], [POOLS[0] | {"model": OWN}], "each has a model of its"),
     Rule("spec.pools.0.runtimeClassName", ABSENT, "nvidia", 'unknown field "spec.pools[0].runtimeClassName"'),
 ]
 PRICED = [
@@ -981,6 +991,16 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"pools": PRICED, "poolPlan": {"noExitFloor": "None"}},
         {"pools": POOLS, "poolPlan": {"noExitFloor": "None"}},
         "poolPlan is about pools with costPerHour and maxWorkers",
+    ),
+    (
+        {"pools": [PRICED[0], PRICED[1] | {"model": OWN}], "poolPlan": {"noExitFloor": "Reserve"}},
+        {"pools": [PRICED[0], PRICED[1] | {"model": OWN}], "poolPlan": {"noExitFloor": "None"}},
+        "poolPlan.noExitFloor None counts on what exits save",
+    ),
+    (
+        {"pools": POOLS, "objective": GENERATED},
+        {"pools": [POOLS[0], POOLS[1] | {"model": OWN}], "objective": GENERATED},
+        "model of a pool is of models with exits",
     ),
     (
         {"predictionCache": CACHE, "pools": [POOLS[0] | {"resources": {"limits": {"memory": "1025Mi"}}}]},

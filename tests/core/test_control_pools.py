@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.control.objects import PoolStatus, Service
+from offramp_core.control.served import served_by
 from offramp_core.control.snapshot import Gathered, Observed, Snapshot, Worker, WorkerEndpoint
 from offramp_core.control.spec import WorkerPool, parse_spec
-from offramp_core.control.trust import quarantined
+from offramp_core.control.trust import foreign, quarantined, strangers
 from offramp_core.control.workers.pools import MOST_WEIGHT, Model, next_pools, rate_of_all, request_weights, with_place
 from offramp_core.errors import InvalidSpecError
 from offramp_core.protocol import Observations, RecordBlock, WorkerState
@@ -82,6 +83,62 @@ def test_one_worker_that_was_held_up_as_it_measured_does_not_speak_for_its_pool(
     assert known(*sound, held_up)["fast"].worker_rate == known(*sound)["fast"].worker_rate
 
 
+ELSEWHERE: dict[str, list[Any]] = {"batch_size": [1, 4], "segment_seconds": [[0.001, 0.001], [0.001, 0.001]]}
+
+
+def elsewhere(name: str, *, ramps: str = "sha256:b", ready: bool = True) -> Worker:
+    """A worker of a pool with a bundle of its own, measured on a quicker device."""
+    found = worker(name, "slow", pace=1.0, ready=ready, own_bundle=True, pool_field="spec.pools[1]")
+    assert found.state is not None
+    return replace(found, state=replace(found.state, ramp_set_digest=ramps, costs=ELSEWHERE))
+
+
+def test_a_pool_with_a_bundle_of_its_own_is_known_by_the_profile_of_that() -> None:
+    plain = worker("b", "slow", pace=1.0)
+    assert known(elsewhere("a"))["slow"].worker_rate > 4 * known(plain)["slow"].worker_rate > 0
+
+
+def test_what_is_served_and_what_it_costs_is_said_by_workers_with_the_bundle_of_the_spec() -> None:
+    many = [elsewhere(name, ramps="sha256:other") for name in "abc"]
+    served = served_by([*many, worker("d", "fast")], None)
+    assert served is not None and (served.ramp_set_digest, served.costs) == ("sha256:b", COSTS)
+    served = served_by([elsewhere("a"), worker("d", "fast")], None)
+    assert served is not None and served.costs == COSTS
+
+
+def test_a_pool_with_a_bundle_of_its_own_serves_on_alone() -> None:
+    for gone in ([], [worker("d", "fast", ready=False)]):
+        served = served_by([elsewhere("a"), *gone], None)
+        assert served is not None and served.costs == ELSEWHERE
+
+
+def test_other_exits_in_the_bundle_of_a_pool_are_complained_of_with_the_next_step() -> None:
+    workers = [worker("a", "fast"), elsewhere("b", ramps="sha256:other")]
+    told = foreign(workers, strangers(workers, ("sha256:a", "sha256:b")))
+    assert set(told) == {"b"}
+    assert "bundle of spec.pools[1].model.uri" in told["b"] and "offramp prepare --remeasure" in told["b"]
+
+
+@pytest.mark.parametrize(
+    ("own", "message", "device", "field"),
+    [
+        (True, "a file is missing; name it in spec.model.uri", "", "in spec.pools[1].model.uri"),
+        (True, "this worker must serve sha256:a", "", "spec.pools[1].model.uri: this worker must serve sha256:a"),
+        (False, "a file is missing; name it in spec.model.uri", "", "in spec.model.uri"),
+        (False, "measured with cuda; or name a bundle in spec.model.uri", "cuda", "in spec.pools[1].model.uri"),
+        (False, "measured with cuda", "cuda", "name one in spec.pools[1].resources.limits"),
+    ],
+)
+def test_what_a_worker_says_of_its_bundle_names_the_fields_of_its_pool(
+    own: bool, message: str, device: str, field: str
+) -> None:
+    refusing = worker("a", "slow", ready=False, own_bundle=own, pool_field="spec.pools[1]", devices=())
+    assert refusing.state is not None
+    state = replace(refusing.state, ready=False, message=message, missing_device=device)
+    reason, told = replace(refusing, state=state).trouble
+    assert reason == Reason.INVALID_BUNDLE and field in told
+
+
 def test_workers_that_answer_or_start_have_a_place() -> None:
     pods = [
         worker("a", "fast"),
@@ -135,6 +192,11 @@ def test_what_a_pool_says_stands_in_the_place_of_what_is_said_of_all() -> None:
     assert gpu.worker == {"image": "mine", "resources": {"limits": {"nvidia.com/gpu": 1}}, "nodeSelector": {"a": "b"}}
 
 
+PLAIN: dict[str, Any] = {"name": "a", "replicas": 1}
+OWN: dict[str, Any] = {"name": "b", "replicas": 1, "model": {"uri": "oci://offramp/digits-cuda:1"}}
+PRICE = {"maxWorkers": 3, "costPerHour": "1"}
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -158,6 +220,38 @@ def test_what_a_pool_says_stands_in_the_place_of_what_is_said_of_all() -> None:
             "spec.pools",
         ),
         ({"pools": [{"name": "a", "replicas": 1}], "replicas": 1}, "spec.pools"),
+        ({"pools": [OWN]}, "spec.pools"),
+        ({"pools": [PLAIN, OWN | {"model": {}}]}, "spec.pools[1].model.uri"),
+        ({"pools": [PLAIN, OWN | {"model": {"uri": "file:///bundle"}}]}, "spec.pools[1].model.uri"),
+        ({"pools": [PLAIN, OWN | {"model": {"uri": "pvc://c/../d"}}]}, "spec.pools[1].model.uri"),
+        (
+            {"pools": [PLAIN, OWN | {"model": {"uri": "oci://a:1", "digest": "sha256:" + 64 * "0"}}]},
+            "spec.pools[1].model.digest",
+        ),
+        (
+            {"pools": [PLAIN, OWN | {"model": {"uri": "oci://a:1", "secretRef": {"name": "a"}}}]},
+            "spec.pools[1].model.secretRef",
+        ),
+        (
+            {
+                "pools": [
+                    {"name": "a", **PRICE},
+                    {"name": "b", "model": {"uri": "oci://a:1"}, **PRICE},
+                ],
+                "poolPlan": {"noExitFloor": "None"},
+            },
+            "spec.poolPlan.noExitFloor",
+        ),
+        (
+            {
+                "pools": [PLAIN, OWN],
+                "objective": {
+                    "latency": {"threshold": "1s"},
+                    "accuracy": {"maxLoss": "0.02", "output": "ExactAnswer"},
+                },
+            },
+            "spec.pools[1].model",
+        ),
         ({"pools": [{"name": "a", "replicas": 1}], "updatePolicy": {"type": "Recreate"}}, "spec.pools"),
         ({"pools": [{"name": "a", "replicas": 1}], "updatePolicy": {"sideBySide": {}}}, "spec.pools"),
     ],

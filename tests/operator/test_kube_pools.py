@@ -14,7 +14,7 @@ from paper_fleet import BETTER, BROKEN, DEADLINE, GOOD, Fleet, add_node, bundle_
 
 from offramp_core.control.workers import pool_plan
 from offramp_core.fleet import Window
-from offramp_operator.kube.kinds import DEPLOYMENT, EVENT, HTTP_ROUTE, NETWORK_SERVICE, SERVICE, Object
+from offramp_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, HTTP_ROUTE, NETWORK_SERVICE, SERVICE, Object
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
@@ -138,6 +138,30 @@ def test_a_changed_bundle_goes_from_pool_to_pool(fleet: Any, tools: Any) -> None
             await f.edit(model={"uri": BETTER})
             await f.serve(BETTER, BETTER)
             assert max(at_once) == 1 and min(ready for ready, _ in f.since()) == 2
+
+    tools.run(story())
+
+
+def test_a_pool_with_a_bundle_of_its_own_waits_until_the_model_of_the_others_is_known(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        own = {"name": "gpu", "replicas": 1, "model": {"uri": BETTER}}
+        async with fleet(nodes={"cpu": 1, "gpu": 2}, pools=[own, *pools(cpu=1)], answering=True) as f:
+            known = []  # before a pod of the pool was made
+
+            async def watch(pods: list[Object]) -> None:
+                if any(p["metadata"]["labels"]["earlyexit.dev/pool"] == "gpu" for p in pods) and not known:
+                    known.append(await f.client.get(CONFIG_MAP, f.namespace, "digits-model"))
+
+            f.onlooker = watch
+            await until_ready(f, cpu=1, gpu=1)
+            assert known[0] is not None and len(known[0]["data"]) == 1
+            assert await f.bundles() == sorted(uri.removeprefix("oci://") for uri in (GOOD, BETTER))
+
+            await f.edit(
+                pools=[own | {"model": {"uri": BROKEN}, "nodeSelector": {"of": f.namespace}}, *placed(f, cpu=1)]
+            )
+            await f.until(lambda: "digest differs" in f.message("Reconciling"), what="the reason")
+            assert await ready_in(f) == {"cpu": 1, "gpu": 1}
 
     tools.run(story())
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offramp_core.control.objects import RampSetStatus, Service
-from offramp_core.control.served import Served, votes
+from offramp_core.control.served import Served, votes, who_say
 from offramp_core.control.snapshot import RecordStore, Snapshot, Worker
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.control.trust import foreign, quarantined, strangers
@@ -78,7 +78,7 @@ def see(
 ) -> Seen:
     """Sort what was gathered. The snapshot's workers are those that are not on trial."""
     leading = (served.backbone_digest, served.ramp_set_digest)
-    others, ready = strangers(snapshot.workers, leading), votes(snapshot.workers)
+    others, ready = strangers(snapshot.workers, leading), votes(who_say(snapshot.workers))
     members = snapshot.with_workers(tuple(w for w in snapshot.workers if w.endpoint.name not in others))
     distrusted = quarantined(members)
     reports = ((w.endpoint.name, w.observations) for w in members.workers)

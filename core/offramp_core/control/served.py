@@ -55,6 +55,13 @@ def votes(workers: Sequence[Worker]) -> Counter[tuple[str, str]]:
     return Counter(digests for w in workers if w.endpoint.ready and (digests := digests_of(w)) is not None)
 
 
+def who_say(workers: Sequence[Worker]) -> Sequence[Worker]:
+    """The workers that say what is served and what it costs: those with the spec's bundle while any of them is ready.
+    A pool with a bundle of its own has another device, and perhaps another model by mistake."""
+    main = [w for w in workers if not w.endpoint.own_bundle]
+    return main if votes(main) else workers
+
+
 def served_by(
     workers: Sequence[Worker], published: PlanDocument | None, *, rollout_under_way: bool = False
 ) -> Served | None:
@@ -63,8 +70,9 @@ def served_by(
     Where as many serve one model as another, the one that the published plan is for goes on: a rolling update switches
     over when its workers are the majority, and one worker with a foreign model never stops the decisions about the
     others. While a rollout is under way that one goes on as well: its workers refuse plans of another model, so a
-    canary could not be taken from them any more.
+    canary could not be taken from them any more. Pools with a bundle of their own follow the others.
     """
+    workers = who_say(workers)
     ready = votes(workers)
     if not ready:
         return None

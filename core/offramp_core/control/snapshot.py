@@ -40,7 +40,8 @@ class WorkerEndpoint:
 
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template
     the spec asks for now; ``trial`` that it serves the version on trial, beside those of the other one; ``pool`` names
-    the one that it runs in; ``at_edge`` says that it has others as its core. ``ending`` says that it is on its way out.
+    the one that it runs in, which the spec has at ``pool_field``, and ``own_bundle`` says that this has a bundle of its
+    own; ``at_edge`` says that it has others as its core. ``ending`` says that it is on its way out.
     ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another worker's leaving may cure
     it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it was made of. ``admin_url``
     is None while it has no address. ``devices`` names what it asks for beside processors and memory, None where the
@@ -63,6 +64,8 @@ class WorkerEndpoint:
     ending: bool = False
     trial: bool = False
     pool: str = ""
+    pool_field: str = ""
+    own_bundle: bool = False
     at_edge: bool = False
     template: str = ""
     admin_url: str | None = None
@@ -103,8 +106,18 @@ class Worker:
         if self.state is not None and self.state.failing:
             return Reason.EXECUTOR_FAILING, self.state.failing
         if self.state is not None and not self.state.ready and self.state.message:
-            return Reason.INVALID_BUNDLE, self._lack_of_a_device + self.state.message
+            return Reason.INVALID_BUNDLE, self._in_words_of_its_pool(self._lack_of_a_device + self.state.message)
         return "", ""
+
+    def _in_words_of_its_pool(self, message: str) -> str:
+        """What a worker says of its bundle names the fields of its pool where these are to be changed."""
+        field = self.endpoint.pool_field
+        if not field or self.state is None:
+            return message
+        if self.endpoint.own_bundle or self.state.missing_device:
+            message = message.replace("in spec.model.uri", f"in {field}.model.uri")
+        message = message.replace("spec.worker.resources", f"{field}.resources")
+        return f"{field}.model.uri: {message}" if self.endpoint.own_bundle else message
 
     @property
     def _lack_of_a_device(self) -> str:

@@ -109,7 +109,8 @@ _POOL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$")
 TAKEN_POOLS = ("main", "next")  # Services of these names share a route with a version on trial
 EDGES = "edges"  # what the Service of workers at the edge is called after its service
 _POOL_NUMBERS = ("replicas", "costPerHour", "minWorkers", "maxWorkers")
-POOL_OWN = ("className", "nodeSelector", "tolerations", "resources", "resourceClaims")  # in the place of spec.worker's
+#: In the place of spec.worker's.
+POOL_OWN = ("className", "image", "nodeSelector", "tolerations", "resources", "resourceClaims")
 _HOSTNAME = re.compile(r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _API_GROUP = re.compile(r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _KIND = re.compile(r"^[a-zA-Z]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$")
@@ -207,7 +208,8 @@ class WorkerPool:
     place of what is said of all.
 
     Where ``fixed`` is False the operator decides on ``replicas``, between ``min_workers`` and ``max_workers``, by what
-    a worker costs an hour; with both, it only recommends.
+    a worker costs an hour; with both, it only recommends. ``bundle`` is where its own bundle is (fields of
+    :class:`ServiceSpec`), the same model and exits measured on the pool's device; empty where it serves the spec's.
     """
 
     name: str
@@ -217,6 +219,7 @@ class WorkerPool:
     cost_per_hour: float | None = None
     min_workers: int = 0
     max_workers: int | None = None
+    bundle: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def most(self) -> int:
@@ -339,6 +342,8 @@ class ServiceSpec:
     counts_exits: bool = False
     #: The pool that this is the spec of, where a shell has made it of one of ``pools``; no user writes it.
     in_pool: str = ""
+    #: The URI whose model a pool's own bundle must have; empty where workers serve the spec's bundle. As ``in_pool``.
+    like_uri: str = ""
     #: None where all workers answer everything themselves.
     edge: Edge | None = None
     route: Route | None = None
@@ -356,6 +361,12 @@ class ServiceSpec:
     def is_fetched(self) -> bool:
         """Whether the bundle is fetched by each worker's own start, rather than mounted or lying there."""
         return self.model_uri.startswith(FETCHED)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether workers of any pool fetch their bundle."""
+        own = (pool.bundle["model_uri"] for pool in self.pools if pool.bundle)
+        return self.is_fetched or any(uri.startswith(FETCHED) for uri in own)
 
     @property
     def latency_share(self) -> float:
@@ -412,6 +423,12 @@ class ServiceSpec:
         return (
             self.model_digest is None and "@sha256:" not in self.model_uri and not self.model_uri.startswith("file://")
         )
+
+    @property
+    def finds_model_out(self) -> bool:
+        """Whether it takes a worker with the spec's bundle to know the model that all others must have."""
+        own_bundles = bool(self.like_uri) or any(pool.bundle for pool in self.pools)
+        return self.may_move or (own_bundles and self.model_digest is None)
 
     @property
     def objective_key(self) -> str:
@@ -607,6 +624,14 @@ def _ramps(ramps: _Reader) -> dict[str, Any]:
 
 def _model(model: _Reader) -> dict[str, Any]:
     """Where the bundle is, and what belongs to it."""
+    return {
+        **_source(model),
+        "model_digest": model.optional_text("digest", _DIGEST.pattern, "write sha256: and 64 hex digits"),
+    }
+
+
+def _source(model: _Reader) -> dict[str, Any]:
+    """Where a bundle is, and how it is fetched."""
     uri = model.text(
         "uri", _URI.pattern, "write oci://IMAGE, pvc://CLAIM/PATH, https://HOST/PATH, s3://BUCKET/KEY or file://PATH"
     )
@@ -626,7 +651,6 @@ def _model(model: _Reader) -> dict[str, Any]:
     secret = model.section("secretRef", {"name"}) if "secretRef" in model.value else None
     return {
         "model_uri": uri,
-        "model_digest": model.optional_text("digest", _DIGEST.pattern, "write sha256: and 64 hex digits"),
         "archive_digest": archive,
         "model_endpoint": endpoint,
         "model_region": model.optional_text("region", _REGION.pattern, "write a region such as eu-central-1"),
@@ -993,7 +1017,8 @@ def _pools(spec: _Reader, worker: Mapping[str, Any], objective: Mapping[str, Any
         what = "sideBySide" if policy.get("sideBySide") is not None else "type Recreate"
         raise InvalidSpecError(path, f"cannot be together with updatePolicy.{what}; remove one of them")
     found = tuple(
-        _pool(_Reader(e, f"{path}[{i}]", {"name", *_POOL_NUMBERS, *POOL_OWN}), worker) for i, e in enumerate(entries)
+        _pool(_Reader(e, f"{path}[{i}]", {"name", "model", *_POOL_NUMBERS, *POOL_OWN}), worker)
+        for i, e in enumerate(entries)
     )
     if len({pool.name for pool in found}) != len(found):
         raise InvalidSpecError(path, "a pool is named twice")
@@ -1007,7 +1032,16 @@ def _pools(spec: _Reader, worker: Mapping[str, Any], objective: Mapping[str, Any
             raise InvalidSpecError(path, f"some have {name} and others not; write it for all of them, or for none")
     if found[0].max_workers is not None and (objective["latency_seconds"] is None or objective["output"] in GENERATED):
         raise InvalidSpecError(path, "are planned by latency.threshold of whole replies; write replicas of each pool")
+    _check_own_bundles(found, path, generates=objective["output"] in GENERATED)
     return found
+
+
+def _check_own_bundles(pools: Sequence[WorkerPool], path: str, *, generates: bool) -> None:
+    own = [i for i, pool in enumerate(pools) if pool.bundle]
+    if own and generates:
+        raise InvalidSpecError(f"{path}[{own[0]}].model", "is of models with exits; one that generates has one bundle")
+    if len(own) == len(pools):
+        raise InvalidSpecError(path, "have a model each; leave it out of the pool that serves spec.model")
 
 
 def _numbers(spec: _Reader, pools: Sequence[WorkerPool]) -> dict[str, Any]:
@@ -1024,7 +1058,12 @@ def _counts_exits(spec: _Reader, pools: Sequence[WorkerPool]) -> bool:
         raise InvalidSpecError(
             spec.path("poolPlan"), "is about pools with costPerHour and maxWorkers; give them these, or remove it"
         )
-    return spec.section("poolPlan", {"noExitFloor"}).choice("noExitFloor", ("Reserve", "None"), "Reserve") == "None"
+    plan = spec.section("poolPlan", {"noExitFloor"})
+    counts = plan.choice("noExitFloor", ("Reserve", "None"), "Reserve") == "None"
+    if counts and any(pool.bundle for pool in pools):
+        why = "None counts on what exits save, which is certified for spec.model's device alone; write Reserve"
+        raise InvalidSpecError(plan.path("noExitFloor"), why)
+    return counts
 
 
 def _sharing(spec: _Reader, model: Mapping[str, Any], objective: Mapping[str, Any]) -> dict[str, Any]:
@@ -1089,7 +1128,11 @@ def _pool(reader: _Reader, worker: Mapping[str, Any]) -> WorkerPool:
         raise InvalidSpecError(reader.path("name"), f"{name} names a Service of versions; use another name")
     own = {field_name: reader.get(field_name) for field_name in POOL_OWN if reader.get(field_name)}
     _class_name(own.get("className"), reader.path("className"))
-    return WorkerPool(name, worker={**worker, **own}, **_pool_numbers(reader))
+    model = reader.section("model", MODEL_FIELDS - {"digest"}) if "model" in reader.value else None
+    bundle = {} if model is None else _source(model)
+    if bundle and bundle["model_uri"].startswith("file://"):
+        raise InvalidSpecError(reader.path("model.uri"), "must be oci://, pvc://, https:// or s3://, as pods have it")
+    return WorkerPool(name, worker={**worker, **own}, **_pool_numbers(reader), bundle=bundle)
 
 
 def _pool_numbers(reader: _Reader) -> dict[str, Any]:

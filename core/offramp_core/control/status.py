@@ -260,7 +260,7 @@ def _rollout_summary(rollout: Rollout | None, steps: tuple[Step, ...]) -> Rollou
 def _workers_of_the_spec(seen: Seen) -> tuple[Worker, ...]:
     """Those that were made with the model that the spec asks for."""
     main = () if serving_source(seen.service) is not None else (*seen.snapshot.workers, *seen.everybody)
-    return (*main, *seen.trial)
+    return (*(w for w in main if not w.endpoint.own_bundle), *seen.trial)
 
 
 def _pools(seen: Seen, draft: Draft) -> tuple[tuple[PoolStatus, ...], PoolPlanStatus]:

@@ -22,7 +22,8 @@ def strangers(workers: Sequence[Worker], leading: tuple[str, str]) -> frozenset[
 
 
 def foreign(workers: Sequence[Worker], names: Collection[str]) -> dict[str, str]:
-    """What strangers of the present template serve, by name: their image has changed under its name.
+    """What strangers of the present template serve, by name: their image has changed under its name, or the bundle of
+    their pool has not the model and exits of the spec's.
 
     While workers of an older template are ready nobody is called foreign: an update brings another model.
     """
@@ -31,11 +32,15 @@ def foreign(workers: Sequence[Worker], names: Collection[str]) -> dict[str, str]
     found = {}
     for worker in workers:
         if worker.endpoint.name in names and worker.state is not None:
-            theirs = worker.state
+            theirs, next_step = worker.state, "delete the pod if its image is the wrong one"
+            if worker.endpoint.own_bundle:
+                next_step = (
+                    f"no plan is for it; make the bundle of {worker.endpoint.pool_field}.model.uri from that of "
+                    "spec.model.uri, with `offramp prepare --remeasure`"
+                )
             found[worker.endpoint.name] = (
                 f"it serves {theirs.backbone_digest[:19]} with ramps {theirs.ramp_set_digest[:19]}, unlike the other "
-                "workers; "
-                "delete the pod if its image is the wrong one"
+                f"workers; {next_step}"
             )
     return found
 

@@ -457,7 +457,7 @@ def network_policy(
 
     The admin port's token is the lock: this is the fence around it, and not every network enforces it.
     """
-    fetched = service.spec.is_fetched and not allow_egress
+    fetched = service.spec.fetches and not allow_egress
     public = [{"port": "http", "protocol": "TCP"}]
     if "GRPC" in service.spec.protocols:
         public.append({"port": "grpc", "protocol": "TCP"})
@@ -876,7 +876,7 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
     return [
         *(entry for entry in given if not entry["name"].startswith("OFFRAMP_")),
         *({"name": name, "value": value} for name, value in own.items()),
-        *([_proven_digest(service)] if spec.may_move else []),
+        *([_proven_digest(service)] if spec.finds_model_out else []),
         {"name": "OFFRAMP_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         # A container sees all processors of its node; without this a CPU limit would be spent on waiting threads.
         {
@@ -914,8 +914,10 @@ def _cpus(worker: Mapping[str, Any]) -> str:
 
 
 def _proven_digest(service: Service) -> Object:
-    """The digest that the bundle at this URI was proven with; nothing before the first worker has."""
-    key = {"name": model_name(service.name), "key": _uri_key(service.spec.model_uri), "optional": True}
+    """The digest that the bundle at this URI was proven with, or at the one whose model a pool's own bundle must have;
+    nothing before the first worker has."""
+    uri = service.spec.like_uri or service.spec.model_uri
+    key = {"name": model_name(service.name), "key": _uri_key(uri), "optional": True}
     return {"name": "OFFRAMP_MODEL_DIGEST", "valueFrom": {"configMapKeyRef": key}}
 
 

@@ -11,21 +11,31 @@ from offramp_operator.kube.kinds import Object
 
 
 def in_pools(service: Service) -> tuple[Service, ...]:
-    """The service as the workers of each pool are made, those at the edge last; itself where it has none."""
+    """The service as the workers of each pool are made; itself where it has none. Those with the spec's bundle come
+    first: what they serve is what other bundles must be. Those at the edge come last."""
     spec = service.spec
     if not spec.pools:
         return (service,)
     return tuple(
         replace(
             service,
-            spec=replace(spec, worker=pool.worker, replicas=pool.replicas, pools=(), in_pool=pool.name),
+            spec=replace(
+                spec,
+                worker=pool.worker,
+                replicas=pool.replicas,
+                pools=(),
+                in_pool=pool.name,
+                **({**pool.bundle, "like_uri": spec.model_uri} if pool.bundle else {}),
+            ),
         )
-        for pool in sorted(spec.pools, key=lambda pool: spec.at_edge(pool.name))
+        for pool in sorted(spec.pools, key=lambda pool: (spec.at_edge(pool.name), bool(pool.bundle)))
     )
 
 
-def in_words_of(message: str, index: int) -> str:
+def in_words_of(message: str, index: int, *, own_bundle: bool) -> str:
     """What keeps a worker of a pool from running, with the pool's fields for those of all workers."""
+    if own_bundle:
+        message = message.replace("spec.model.", f"spec.pools[{index}].model.")
     for name in POOL_OWN:
         message = message.replace(f"spec.worker.{name}", f"spec.pools[{index}].{name}")
     return message.replace("spec.replicas", f"spec.pools[{index}].replicas")

@@ -83,8 +83,10 @@ def with_class(
     spec, of_pools = service.spec, of_pools or {}
     if found is None and not of_pools:
         return service
-    if found is not None and found.image and spec.worker.get("image"):
-        return _contradiction(found.name, "spec.worker.image")
+    workers = {"spec.worker": spec.worker, **{f"spec.pools[{i}]": pool.worker for i, pool in enumerate(spec.pools)}}
+    other_image = next((f"{where}.image" for where, worker in workers.items() if worker.get("image")), "")
+    if found is not None and found.image and other_image:
+        return _contradiction(found.name, other_image)
     if found is not None and found.max_workers is not None and _shared_by_pools(service):
         return _several_pools(found.name)
     where, of_all = "spec.worker", _for_services(found)

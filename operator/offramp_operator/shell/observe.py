@@ -25,6 +25,7 @@ import numpy as np
 from offramp_core.bundle import column_arrays
 from offramp_core.control.objects import TuningStatus
 from offramp_core.control.rollouts.ledger import impossible, went_backwards
+from offramp_core.control.served import who_say
 from offramp_core.control.snapshot import Load, Observed, RecordStore, Worker, WorkerEndpoint
 from offramp_core.control.tuning.tuner import MOST_LABELS
 from offramp_core.errors import InvalidRecordsError, UnavailableError
@@ -603,7 +604,7 @@ def _load(memory: _ServiceMemory, now: float, clock: float) -> Load:
 def _records(memory: _ServiceMemory, workers: Sequence[Worker]) -> tuple[RecordStore | None, Mapping[str, RecordStore]]:
     """The records of the bundle that most current workers serve: by its own ramp set, and by others that are held. Not
     of one on trial."""
-    state = _leading_state([w for w in workers if not w.endpoint.trial])
+    state = _leading_state(who_say([w for w in workers if not w.endpoint.trial]))
     if state is None:
         return None, {}
     served = {key for worker in workers if worker.state is not None for key in _held(worker.state)}

@@ -15,11 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+
+from offramp_worker.prepare.pipeline import PrepareRequest
+from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.remeasure import remeasure_bundle
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "e2e")]
 
-from identity_bundle import write_bundle  # noqa: E402
+from identity_bundle import inputs, write_bundle  # noqa: E402
 from kube import run  # noqa: E402
 from stage import SLOWNESS, Stage  # noqa: E402
 
@@ -30,11 +35,12 @@ SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "outages"
 
 
 class Images(NamedTuple):
-    """``previous`` is the worker of the release before, whose code lies in the folder ``previous_code``. ``changed`` is
-    another model, ``failing`` one that fails on some inputs, ``deep`` one that takes long with exits off, ``unsure`` a
-    deep one whose ramps err."""
+    """``elsewhere`` is the bundle measured again. ``previous`` is the worker of the release before, whose code lies in
+    the folder ``previous_code``. ``changed`` is another model, ``failing`` one that fails on some inputs, ``deep`` one
+    that takes long with exits off, ``unsure`` a deep one whose ramps err."""
 
     bundle: str
+    elsewhere: str
     worker: str
     previous: str
     previous_code: str
@@ -61,12 +67,16 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
             _stop_release()
             folders, archives = tmp_path_factory.mktemp("bundles"), tmp_path_factory.mktemp("images")
 
+            def loaded(folder: Path) -> str:
+                return _load(archives, "bundle", str(folder), name=f"{folder.name}-outages")
+
             def bundle(name: str, **options: Any) -> str:
-                return _load(archives, "bundle", str(write_bundle(folders / name, **options)), name=f"{name}-outages")
+                return loaded(write_bundle(folders / name, **options))
 
             release = _previous_release(shared)
             images = Images(
                 bundle=bundle("tiny"),
+                elsewhere=loaded(_remeasured(folders / "tiny", folders / "elsewhere")),
                 worker=_load(archives, "worker", name="worker-outages"),
                 previous=_load(archives, "worker", name="worker-previous", builder=release / "images" / "build"),
                 previous_code=str(release),
@@ -77,6 +87,14 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
             )
             made.write_text(json.dumps(images._asdict()))
         return Images(**json.loads(made.read_text()))
+
+
+def _remeasured(bundle: Path, out: Path) -> Path:
+    """The bundle as ``offramp prepare --remeasure`` makes it, for workers with two threads."""
+    rows = out.with_suffix(".npz")
+    np.savez(rows, x=inputs(64))
+    request = PrepareRequest(model=str(bundle), data=str(rows), out=out, threads=2, profile_seconds=0.1)
+    return remeasure_bundle(request, Reporter(quiet=True)).out
 
 
 def _previous_release(folder: Path) -> Path:

@@ -1,5 +1,5 @@
-"""Workers in pools on a real node, under traffic: a pool loses its nodes and gets them back; a price changes; two
-services compete for the last workers; a burst comes."""
+"""Workers in pools on a real node, under traffic: a pool loses its nodes and gets them back; one has a bundle of its
+own; a price changes; two services compete for the last workers; a burst comes."""
 
 from __future__ import annotations
 
@@ -59,6 +59,33 @@ def test_a_pool_loses_its_nodes_and_the_other_serves_until_they_are_back(stage: 
     labeled(True)
     stage.until("the pool's worker", lambda: pool(stage, "fast").get("ready") == 1 and len(in_pool(stage, "fast")) == 1)
     stage.until("the end of the complaint", lambda: not stage.condition("PoolsAvailable"))
+    stage.check()
+
+
+def test_a_pool_with_a_bundle_of_its_own_runs_the_plans_of_the_others_and_never_another_model(
+    stage: Stage, images: Any
+) -> None:
+    def pools(own: str) -> list[Json]:
+        return [
+            {"name": "steady", "replicas": 1, "model": {"uri": f"oci://{own}"}},
+            {"name": "fast", "replicas": 1},
+        ]
+
+    stage.operate()
+    stage.serve(replicas=None, pools=pools(images.elsewhere))
+    stage.send()
+    stage.until("a plan that all workers run", lambda: stage.phase("Succeeded") and stage.settled())
+    assert stage.status()["workers"]["acked"] == 2 and not stage.condition("WorkersQuarantined")
+    assert all(pool(stage, name)["workerRate"] for name in POOLS)
+
+    served = {p["metadata"]["uid"] for p in in_pool(stage, "steady")}
+    stage.apply(pools=pools(images.changed))
+    refused = "spec.pools[0].model.uri: manifest.json: backbone_digest is "
+    stage.until("the refusal", lambda: refused in stage.condition("Reconciling").get("message", ""))
+    assert stage.condition("Ready")["status"] == "True" and pool(stage, "steady")["ready"] == 1
+
+    stage.serve(pools=pools(images.elsewhere))
+    assert {p["metadata"]["uid"] for p in in_pool(stage, "steady")} == served
     stage.check()
 
 

@@ -10,6 +10,7 @@ picture.py        the picture at the end of `offramp prepare`
 pipeline.py       `offramp prepare` from model and data to an exit bundle, step by step
 progress.py       progress on stderr: bars on a terminal, one line per step elsewhere
 refresh.py        `offramp prepare --refresh`: the heads of a bundle trained again on recent inputs
+remeasure.py      `offramp prepare --remeasure`: what a bundle costs on another device or machine
 report.py         what `offramp prepare` says at its end
 writing.py        writes an exit bundle
 

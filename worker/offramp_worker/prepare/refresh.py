@@ -81,10 +81,10 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_repor
     start = time.perf_counter()
     check_request(request)
     bundle = load_bundle(Path(request.model))
-    inputs = read_inputs(*_as_sent(request, bundle))
+    inputs = read_inputs(*as_sent(request, bundle))
     if inputs.x.dtype.kind == bundle.input_dtype.kind:
         inputs = inputs.fitted(bundle.manifest.inputs[0])
-    _check_fits(inputs.x, bundle.manifest, request.data)
+    check_fits(inputs.x, bundle.manifest, request.data)
     refreshing = _Refreshing(bundle, request, reporter, inputs.x, inputs.extra)
     split, fitted = refreshing.train()
     report = refreshing.finish(split, fitted, provenance(request, split, inputs), start=start)
@@ -93,7 +93,7 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_repor
     return report
 
 
-def _as_sent(request: PrepareRequest, bundle: Bundle) -> tuple[PrepareRequest, ImageReader | None]:
+def as_sent(request: PrepareRequest, bundle: Bundle) -> tuple[PrepareRequest, ImageReader | None]:
     """Where clients send images or texts, the data may be such: what reads them is in the bundle."""
     steps, spec = bundle.manifest.preprocess, bundle.manifest.inputs[0]
     if steps is None:
@@ -268,7 +268,7 @@ class _Refreshing:
         return logits, {ramp.id: each for ramp, each in zip(ramps, head_outputs, strict=True)}
 
 
-def _check_fits(x: InputArray, manifest: Manifest, source: str) -> None:
+def check_fits(x: InputArray, manifest: Manifest, source: str) -> None:
     spec = manifest.inputs[0]
     if not spec.fits(x.shape[1:]) or x.dtype != NUMPY_TYPES[spec.datatype]:
         raise InvalidArgumentError(

@@ -111,21 +111,42 @@ def write_refreshed(
     from safetensors.numpy import save_file
 
     with _assembled(out) as work:
-        models = [side_model_file(ramp.id) for ramp in manifest.ramps if ramp.head == "model"]
-        texts = (TOKENIZER_FILE,) if TOKENIZER_FILE in manifest.files else ()
-        same = (BACKBONE_FILE, PROFILE_FILE, PROBE_FILE, *(p.file for p in manifest.precisions), *models, *texts)
-        for name in same:
-            shutil.copyfile(bundle / name, work / name)
         save_file(dict(tensors), work / RAMPS_FILE)
         np.savez(work / RECORDS_FILE, **dict(records))  # type: ignore[arg-type]  # its other argument is no array
-        files = {path.name: _sha256(path) for path in sorted(work.iterdir())}
-        odd = [name for name in same if files[name] != manifest.files.get(name)]
-        if odd:
-            raise InvalidBundleError(f"{odd[0]}: its SHA-256 is not the one in {MANIFEST_FILE}; the bundle is damaged")
+        files = _with_the_rest(work, bundle, manifest)
         digest = ramp_set_digest(manifest.ramps, files, manifest.precisions, manifest.task)
         refreshed = replace(manifest, ramp_set_digest=digest, files=files, data=dict(data))
         _write_json(work / MANIFEST_FILE, _document(refreshed))
     return refreshed
+
+
+def write_remeasured(
+    bundle: Path, out: Path, manifest: Manifest, *, profile: Profile, records: Mapping[str, npt.NDArray[Any]]
+) -> Manifest:
+    """Write the bundle in folder ``bundle`` again with another profile, and ``records`` that have its costs; everything
+    else is copied, and both digests stay. ``manifest`` is that of the bundle, which has been verified."""
+    with _assembled(out) as work:
+        _write_json(work / PROFILE_FILE, asdict(profile))
+        np.savez(work / RECORDS_FILE, **dict(records))  # type: ignore[arg-type]  # its other argument is no array
+        remeasured = replace(manifest, files=_with_the_rest(work, bundle, manifest))
+        _write_json(work / MANIFEST_FILE, _document(remeasured))
+    return remeasured
+
+
+def _with_the_rest(work: Path, bundle: Path, manifest: Manifest) -> dict[str, str]:
+    """Copy what ``work`` has not yet of a bundle. Returns the SHA-256 of all files."""
+    models = [side_model_file(ramp.id) for ramp in manifest.ramps if ramp.head == "model"]
+    texts = (TOKENIZER_FILE,) if TOKENIZER_FILE in manifest.files else ()
+    usual = (BACKBONE_FILE, RAMPS_FILE, PROFILE_FILE, PROBE_FILE)
+    every = (*usual, *(p.file for p in manifest.precisions), *models, *texts)
+    same = [name for name in every if not (work / name).exists()]
+    for name in same:
+        shutil.copyfile(bundle / name, work / name)
+    files = {path.name: _sha256(path) for path in sorted(work.iterdir())}
+    odd = [name for name in same if files[name] != manifest.files.get(name)]
+    if odd:
+        raise InvalidBundleError(f"{odd[0]}: its SHA-256 is not the one in {MANIFEST_FILE}; the bundle is damaged")
+    return files
 
 
 @contextmanager

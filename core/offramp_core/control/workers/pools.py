@@ -96,16 +96,18 @@ def with_place(workers: Iterable[Worker]) -> dict[str, int]:
 
 def measured_batch(workers: Sequence[Worker], model: Model | None) -> WorkerBatch | None:
     """In which batches one of the workers answers most in time with exits off, by what they measured themselves; None
-    where none did."""
+    where none did. Their paces are times of the profile of the bundle that they have: the model's, or their pool's."""
     if model is None:
         return None
-    states = (w.state for w in workers if w.state is not None and w.state.backbone_digest == model.digest)
+    serving = [w for w in workers if w.state is not None and w.state.backbone_digest == model.digest]
+    states = [w.state for w in serving if w.state is not None]
     paces = [state.pace for state in states if state.pace > 0 and not impossible_pace(state.pace)]
     if not paces:
         return None
+    costs = states[0].costs if serving[0].endpoint.own_bundle else model.costs
     observed = [w.observations for w in workers if w.observations is not None]
     return best_batch(
-        model.costs,
+        costs,
         (c for o in observed for c in (*o.counts, *o.held_back)),
         exits_off_hash=model.exits_off_hash,
         latency_seconds=model.latency_seconds,

@@ -94,8 +94,17 @@ def _of_pool(service: Service, of: Service | None, seen: tuple[WorkerEndpoint, .
     names = [pool.name for pool in service.spec.pools]
     if of is None or of.spec.in_pool not in names:
         return seen
-    pool, index = of.spec.in_pool, names.index(of.spec.in_pool)
-    return tuple(replace(e, pool=pool, failure=in_words_of(e.failure, index)) for e in seen)
+    pool, index, own = of.spec.in_pool, names.index(of.spec.in_pool), bool(of.spec.like_uri)
+    return tuple(
+        replace(
+            e,
+            pool=pool,
+            pool_field=f"spec.pools[{index}]",
+            own_bundle=own,
+            failure=in_words_of(e.failure, index, own_bundle=own),
+        )
+        for e in seen
+    )
 
 
 def _problem(service: Service, memory: Memory) -> WorkerEndpoint | None:

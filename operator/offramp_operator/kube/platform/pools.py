@@ -136,12 +136,13 @@ class Pools:
 
 
 def _goes_first(service: Service, live: dict[str, Object | None]) -> str | None:
-    """The pool whose one worker finds out what lies at a URI without a digest, before any other may start; None once
-    that is known."""
-    if not service.spec.may_move or service.proven_digest is not None:
+    """The pool whose one worker finds out which model the spec's bundle has, before any other may start; None once
+    that is known, and where no pool with that bundle has workers."""
+    if not service.spec.finds_model_out or service.proven_digest is not None:
         return None
-    running = next((name for name, known in live.items() if known is not None and replicas_of(known)), None)
-    return running or next((each.spec.in_pool for each in in_pools(service) if each.spec.replicas), None)
+    main = {each.spec.in_pool: each.spec.replicas for each in in_pools(service) if not each.spec.like_uri}
+    running = (name for name, known in live.items() if name in main and known is not None and replicas_of(known))
+    return next(running, None) or next((name for name, replicas in main.items() if replicas), None)
 
 
 def _beside(service: Service, pool: Service) -> int:

@@ -80,9 +80,10 @@ class Templates:
         stands = [stand for made in in_pools(service) if (stand := self._stand(made, memory, served=served))]
         if not stands:
             return None
-        waits = all(stand.waits for stand in stands)  # once one pool has it, the others follow
-        image = stands[0].image
-        counts = served and all(stand.image == asked or stand.given_up for stand in stands)
+        theirs = [stand for stand in stands if stand.image is not None] or stands  # a pool may have the user's image
+        waits = all(stand.waits for stand in theirs)  # once one pool has it, the others follow
+        image = theirs[0].image
+        counts = served and all(stand.image == asked or stand.given_up for stand in theirs)
         self._turns.note(key, member(service, [stand.live for stand in stands], waits=waits, counts=counts))
         if not waits or self._turns.may_go(key, services=len(self._cache.names(SERVICE))):
             return None

@@ -145,7 +145,7 @@ class Workers:
         """Hand the digest that the bundle was proven with to workers to come. Before the Deployment, which may then
         have more of them."""
         desired = manifests.model_config_map(service)
-        if desired is None or not service.spec.may_move:
+        if desired is None or not service.spec.finds_model_out:
             return
         live = await self._children.live(CONFIG_MAP, service.namespace, name_of(desired))
         if live is not None:
