@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -98,12 +99,14 @@ def test_a_pool_with_a_bundle_of_its_own_is_known_by_the_profile_of_that() -> No
     assert known(elsewhere("a"))["slow"].worker_rate > 4 * known(plain)["slow"].worker_rate > 0
 
 
-def test_what_is_served_and_what_it_costs_is_said_by_workers_with_the_bundle_of_the_spec() -> None:
-    many = [elsewhere(name, ramps="sha256:other") for name in "abc"]
-    served = served_by([*many, worker("d", "fast")], None)
-    assert served is not None and (served.ramp_set_digest, served.costs) == ("sha256:b", COSTS)
-    served = served_by([elsewhere("a"), worker("d", "fast")], None)
-    assert served is not None and served.costs == COSTS
+@given(st.lists(st.sampled_from(["sha256:a", "sha256:b", "sha256:c"]), max_size=6), st.integers(1, 2), st.randoms())
+def test_what_is_served_and_what_it_costs_is_said_by_workers_with_the_bundle_of_the_spec(
+    others: list[str], n: int, random: Random
+) -> None:
+    main = [worker(f"main-{i}", "fast") for i in range(n)]
+    mixed = [*main, *(elsewhere(f"own-{i}", ramps=ramps) for i, ramps in enumerate(others))]
+    random.shuffle(mixed)
+    assert served_by(mixed, None) == served_by(main, None)
 
 
 def test_a_pool_with_a_bundle_of_its_own_serves_on_alone() -> None:

@@ -78,7 +78,9 @@ def test_without_own_bundles_pods_are_what_they_were() -> None:
     [(True, "spec.pools[1].model.uri or spec.pools[1].image"), (False, "spec.model.uri or spec.pools[1].image")],
 )
 def test_what_keeps_a_worker_from_running_names_the_fields_of_its_pool(own: bool, told: str) -> None:
-    assert in_words_of("correct spec.model.uri or spec.worker.image", 1, own_bundle=own) == f"correct {told}"
+    secrets = "name credentials in spec.worker.imagePullSecrets"
+    message = f"correct spec.model.uri or spec.worker.image, or {secrets}"
+    assert in_words_of(message, 1, own_bundle=own) == f"correct {told}, or {secrets}"
 
 
 def test_a_pool_has_no_other_image_than_the_administrator_says() -> None:

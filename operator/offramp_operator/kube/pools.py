@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -37,7 +38,7 @@ def in_words_of(message: str, index: int, *, own_bundle: bool) -> str:
     if own_bundle:
         message = message.replace("spec.model.", f"spec.pools[{index}].model.")
     for name in POOL_OWN:
-        message = message.replace(f"spec.worker.{name}", f"spec.pools[{index}].{name}")
+        message = re.sub(rf"\bspec\.worker\.{name}\b", f"spec.pools[{index}].{name}", message)
     return message.replace("spec.replicas", f"spec.pools[{index}].replicas")
 
 
