@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -234,20 +234,16 @@ def prepare(
     """
     if remeasure is not None:
         _refuse_others(context, TAKEN_TO_REMEASURE, "--remeasure")
-        _remeasure(str(remeasure), json_output=json_output, data=data, out=out, device=device, threads=threads)
+        _remeasure(context.params)
         return
     if task == GENERATE:
         _refuse_others(context, TAKEN_BY_GENERATION, f"--task {GENERATE}")
-        asked = {name: context.params[name] for name in OF_GENERATION}
-        make = _generation if vllm is None else partial(_vllm, vllm)
-        make(prompt_tokens=max_tokens, json_output=json_output, **asked)
+        _generate(context.params)
         return
     if vllm is not None:
         _refuse(f"--vllm belongs to models that generate; add --task {GENERATE}")
     declared = _declared(task, k=k, thresholds=thresholds, loss=loss, measure=measure, tolerance=tolerance)
-    _check_source(model, refresh, own_exits, declared, encoded=encoded)
-    if refresh is not None and variants:
-        _refuse("give --variants with --model; --refresh keeps the bundle's")
+    _check_source(model, refresh, own_exits, declared, encoded=encoded, variants=variants)
     report = _prepared(_request(context.params, declared), refresh=refresh is not None)
     if json_output:
         print(json.dumps(report.to_mapping(), indent=2))
@@ -278,26 +274,32 @@ def _refuse_others(context: typer.Context, taken: Collection[str], given: str) -
             _refuse(f"--{name.replace('_', '-')} belongs to other tasks; leave it out with {given}")
 
 
-def _remeasure(bundle: str, *, json_output: bool, **asked: Any) -> None:
+def _generate(given: Mapping[str, Any]) -> None:
+    """``--task generate``, by the worker's own engine or by vLLM."""
+    make = _generation if given["vllm"] is None else partial(_vllm, given["vllm"])
+    asked = {name: given[name] for name in OF_GENERATION}
+    make(prompt_tokens=given["max_tokens"], json_output=given["json_output"], **asked)
+
+
+def _remeasure(given: Mapping[str, Any]) -> None:
     """``--remeasure BUNDLE``."""
     from offramp_worker.prepare.pipeline import PrepareRequest
     from offramp_worker.prepare.progress import Reporter
     from offramp_worker.prepare.remeasure import remeasure_bundle
 
     try:
-        report = remeasure_bundle(PrepareRequest(model=bundle, **asked), Reporter())
+        asked = {name: given[name] for name in ("data", "out", "device", "threads")}
+        report = remeasure_bundle(PrepareRequest(model=str(given["remeasure"]), **asked), Reporter())
     except OfframpError as error:
         _refuse(str(error), error)
-    if json_output:
+    if given["json_output"]:
         print(json.dumps(report.to_mapping(), indent=2))
         return
     before, now = report.before, report.now
-    print(f"{report.out}: the model and exits of {bundle}, measured with {now.executor}, --threads {now.threads}")
+    print(f"{report.out}: the same model and exits, measured with {now.executor}, --threads {now.threads}")
     for batch in now.batches:
-        rows, was = batch.batch_size, before.at(batch.batch_size)
-        print(
-            f"  {rows} rows: {1000 * batch.exact_seconds:.3g} ms; {1000 * was.exact_seconds:.3g} with {before.executor}"
-        )
+        here, there = (1000 * profile.at(batch.batch_size).exact_seconds for profile in (now, before))
+        print(f"  {batch.batch_size} rows: {here:.3g} ms; {there:.3g} with {before.executor}")
     print(f"name it in the model.uri of a pool; spec.model.digest, for all pools, is {report.backbone_digest}")
 
 
@@ -371,7 +373,7 @@ def _declared(task: str, *, k: int, thresholds: str, loss: str, measure: str, to
 
 
 def _check_source(
-    model: str, refresh: Path | None, own_exits: str, declared: TaskSpec | None, *, encoded: bool
+    model: str, refresh: Path | None, own_exits: str, declared: TaskSpec | None, *, encoded: bool, variants: bool
 ) -> None:
     if bool(model) == (refresh is not None):
         _refuse("give --model or --refresh, and not both")
@@ -381,6 +383,8 @@ def _check_source(
         _refuse("give --task with --model; --refresh keeps the bundle's task")
     if refresh is not None and encoded:
         _refuse("give --encoded with --model; --refresh keeps what the bundle takes")
+    if refresh is not None and variants:
+        _refuse("give --variants with --model; --refresh keeps the bundle's")
 
 
 def _prepared(request: PrepareRequest, *, refresh: bool) -> PrepareReport:
