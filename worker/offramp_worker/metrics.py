@@ -8,7 +8,7 @@ them).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,7 @@ ROW_OUTCOMES = tuple(
 )  # which has no rows
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFUSALS = Reason.at("refusal")
+MOST_CHILDREN = 256  # of a series that are kept at hand
 
 UNITS: Mapping[str, str] = {
     "earlyexit_audit_backlog": "rows",
@@ -58,153 +59,151 @@ UNITS: Mapping[str, str] = {
 No rule divides one unit by another (tests/observe/test_units.py)."""
 
 
-class Metrics:
-    """All series of one worker in a registry of its own. Children are cached: a label lookup costs more than an
-    increment."""
+class WorkerSeries:
+    """What every worker tells, in a registry of its own, and how it makes series."""
 
-    def __init__(self) -> None:
+    def __init__(self, subsystem: str = "") -> None:
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self.registry, "namespace": "earlyexit"}
         ProcessCollector(registry=self.registry)
         Info("build", "Version of the worker.", **own).info({"version": offramp_worker.__version__})
-        self._add_requests(own)
-        self._add_exits(own)
-        self._add_audits(own)
-        self._add_times(own)
-        self._add_others(own)
-        self._add_edge(own)
-        self._add_state(own)
+        self.ready = Gauge("worker_ready", "1 while the worker takes requests.", **own)
+        self._own = {**own, "subsystem": subsystem}
+
+    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+        """A counter by its labels. Children are cached: a label lookup costs more than an increment."""
+        return lru_cache(maxsize=MOST_CHILDREN)(Counter(name, text, labels, **self._own).labels)
+
+    def _histogram(
+        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = SECONDS
+    ) -> Callable[..., Histogram]:
+        """A histogram by its labels, likewise."""
+        return lru_cache(maxsize=MOST_CHILDREN)(Histogram(name, text, labels, buckets=buckets, **self._own).labels)
+
+    def _by_outcome(self, counter: str) -> dict[str, int]:
+        """A counter's values by its label ``outcome``, over all others."""
+        counts: dict[str, int] = {}
+        for metric in self.registry.restricted_registry([f"earlyexit_{counter}_total"]).collect():
+            for sample in metric.samples:
+                counts[sample.labels["outcome"]] = counts.get(sample.labels["outcome"], 0) + int(sample.value)
+        return counts
+
+    def text(self) -> bytes:
+        """The exposition text of ``/metrics``."""
+        return generate_latest(self.registry)
+
+
+class Metrics(WorkerSeries):
+    """All series of a worker that classifies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._add_requests()
+        self._add_answers()
+        self._add_times()
+        self._add_edge()
+        self._add_state()
         self._begin()
 
-    def _add_requests(self, own: Mapping[str, Any]) -> None:
-        self._requests = Counter(
+    def _add_requests(self) -> None:
+        requests = self._counter(
             "requests",
             f"Requests, each once, by what became of them: {'; '.join(f'{o} ({o.meaning})' for o in RequestOutcome)}.",
-            ("outcome",),
-            **own,
+            "outcome",
         )
-        self._rows = Counter(
+        self.requests = {outcome: requests(outcome) for outcome in RequestOutcome}
+        self.rows = self._counter(
             "rows",
             "Rows of requests that could be read, by what became of them, as requests. The arm is empty where none "
             "was drawn.",
-            ("arm", "outcome"),
-            **own,
+            "arm",
+            "outcome",
         )
-        self._responses = Counter(
+        self.responses = self._counter(
             "responses",
             "Replies to inference requests by status: of HTTP for rest, the name of the status for grpc.",
-            ("protocol", "code"),
-            **own,
+            "protocol",
+            "code",
         )
         self._late = Counter(
             "late_requests",
             "Requests that were answered (ok), their last row later than the latency objective; 0 without an "
             "objective.",
-            **own,
+            **self._own,
         )
-        self.requests = {outcome: self._requests.labels(outcome) for outcome in RequestOutcome}
-        self.rows = lru_cache(maxsize=64)(self._rows.labels)
-        self.responses = lru_cache(maxsize=64)(self._responses.labels)
+        self.cache = self._counter(
+            "cache_requests",
+            "Requests that asked the cache: hit, shared (waited with another), miss.",
+            "result",
+        )
+        self.plan_refusals = self._counter(
+            "plan_refusals", f"Plan documents that were not taken: {', '.join(REFUSALS)}.", "reason"
+        )
 
-    def _add_exits(self, own: Mapping[str, Any]) -> None:
-        self._exits = Counter(
-            "exits", "Rows answered, by the ramp they left at (final: the output).", ("ramp", "arm"), **own
+    def _add_answers(self) -> None:
+        self.exits = self._counter(
+            "exits", "Rows answered, by the ramp they left at (final: the output).", "ramp", "arm"
         )
-        self._deadline_answers = Counter(
+        self.deadline_answers = self._counter(
             "deadline_answers",
             "Rows answered by the deepest ramp they had reached because their deadline came; they are no exits.",
-            ("ramp", "arm"),
-            **own,
+            "ramp",
+            "arm",
         )
-        self._overload_answers = Counter(
+        self.overload_answers = self._counter(
             "overload_answers",
             "Rows answered by the thresholds for overload (spec.objective.overload), at ramps or the output.",
-            ("arm",),
-            **own,
+            "arm",
         )
-        self.overload_answers = lru_cache(maxsize=4)(self._overload_answers.labels)
-        self.exits = lru_cache(maxsize=256)(self._exits.labels)
-        self.deadline_answers = lru_cache(maxsize=256)(self._deadline_answers.labels)
-
-    def _add_audits(self, own: Mapping[str, Any]) -> None:
-        self._audit_seconds = Counter(
+        self.audit_seconds = self._counter(
             "audit_seconds",
             "Seconds that audits kept the engine busy, after the replies and beside the plan: the model at every "
             "precision of the bundle, "
             "with all heads. Measured here, where the seconds of ramps and of exits off are the profile's; nothing of "
             "it is in ramp_overhead_seconds.",
-            ("arm",),
-            **own,
+            "arm",
         )
-        self._audited = Counter(
+        self.audited = self._counter(
             "audited",
             "Audits done: rows drawn uniformly whose served answer was compared with the reference (n).",
-            ("arm",),
-            **own,
+            "arm",
         )
-        self._disagreements = Counter(
-            "disagreements", "Audited rows whose served answer differed from the reference (k).", ("arm",), **own
+        self.disagreements = self._counter(
+            "disagreements", "Audited rows whose served answer differed from the reference (k).", "arm"
         )
-        self.audit_seconds = lru_cache(maxsize=4)(self._audit_seconds.labels)
-        self.audited = lru_cache(maxsize=16)(self._audited.labels)
-        self.disagreements = lru_cache(maxsize=16)(self._disagreements.labels)
+        self.feedback = self._counter(
+            "feedback",
+            "Rows whose true label a client has reported, by whether the answer was right.",
+            "arm",
+            "outcome",
+        )
 
-    def _add_times(self, own: Mapping[str, Any]) -> None:
-        self._batch_seconds = Histogram(
-            "batch_duration_seconds", "Execution time of a batch.", ("arm",), buckets=SECONDS, **own
-        )
-        self._batch_rows = Histogram("batch_rows", "Rows of a batch.", ("arm",), buckets=ROWS, **own)
-        self._failed_batches = Counter("failed_batches", "Batches whose execution failed.", ("arm",), **own)
+    def _add_times(self) -> None:
+        self.batch_seconds = self._histogram("batch_duration_seconds", "Execution time of a batch.", "arm")
+        self.batch_rows = self._histogram("batch_rows", "Rows of a batch.", "arm", buckets=ROWS)
+        self.failed_batches = self._counter("failed_batches", "Batches whose execution failed.", "arm")
         self._request_seconds = Histogram(
             "request_duration_seconds",
             "Time of an answered request from admission to its reply.",
             buckets=SECONDS,
-            **own,
+            **self._own,
         )
-        self._row_seconds = Histogram(
-            "row_duration_seconds",
-            "Time of an answered row from admission until its answer was there.",
-            ("arm",),
-            buckets=SECONDS,
-            **own,
+        self.row_seconds = self._histogram(
+            "row_duration_seconds", "Time of an answered row from admission until its answer was there.", "arm"
         )
-        self.batch_seconds = lru_cache(maxsize=16)(self._batch_seconds.labels)
-        self.batch_rows = lru_cache(maxsize=4)(self._batch_rows.labels)
-        self.failed_batches = self._failed_batches.labels
-        self.row_seconds = lru_cache(maxsize=16)(self._row_seconds.labels)
 
-    def _add_others(self, own: Mapping[str, Any]) -> None:
-        self._feedback = Counter(
-            "feedback",
-            "Rows whose true label a client has reported, by whether the answer was right.",
-            ("arm", "outcome"),
-            **own,
-        )
-        self._cache = Counter(
-            "cache_requests",
-            "Requests that asked the cache: hit, shared (waited with another), miss.",
-            ("result",),
-            **own,
-        )
-        self._plan_refusals = Counter(
-            "plan_refusals", f"Plan documents that were not taken: {', '.join(REFUSALS)}.", ("reason",), **own
-        )
-        self.feedback = lru_cache(maxsize=16)(self._feedback.labels)
-        self.cache = lru_cache(maxsize=4)(self._cache.labels)
-        self.plan_refusals = self._plan_refusals.labels
-
-    def _add_edge(self, own: Mapping[str, Any]) -> None:
-        self._forwarded = Counter(
+    def _add_edge(self) -> None:
+        own = self._own
+        self.forwarded = self._counter(
             "forwarded_rows",
             "Rows that left at no exit of an edge, by what was sent of them (input or features), audits aside.",
-            ("sent",),
-            **own,
+            "sent",
         )
-        self._offline_answers = Counter(
+        self.offline_answers = self._counter(
             "offline_answers",
             "Rows answered by the last exit of an edge because its core did not answer; they are no exits.",
-            ("ramp", "arm"),
-            **own,
+            "ramp",
+            "arm",
         )
         self.core_seconds = Histogram(
             "core_request_duration_seconds",
@@ -219,13 +218,11 @@ class Metrics:
         self.core_reachable = Gauge(
             "core_reachable", "1 while the core of an edge answers; 0 of a worker that is no edge.", **own
         )
-        self.forwarded = lru_cache(maxsize=2)(self._forwarded.labels)
-        self.offline_answers = lru_cache(maxsize=64)(self._offline_answers.labels)
 
-    def _add_state(self, own: Mapping[str, Any]) -> None:
+    def _add_state(self) -> None:
+        own = self._own
         self.cache_bytes = Gauge("cache_bytes", "What cached answers take, by estimate; 0 without a cache.", **own)
         self.inflight = Gauge("inflight", "Rows admitted and not answered yet, queued ones included.", **own)
-        self.ready = Gauge("worker_ready", "1 while the worker takes requests.", **own)
         self.contact = Gauge(
             "control_plane_contact_timestamp_seconds",
             "When the control plane last pulled or poked with a valid token, in seconds since the epoch; 0 if never.",
@@ -238,12 +235,11 @@ class Metrics:
     def _begin(self) -> None:
         """Series that begin at 0: one that begins with its first event hides it from every rate."""
         for outcome in ROW_OUTCOMES:
-            self._rows.labels("stable" if outcome in (RequestOutcome.OK, RequestOutcome.FAILED) else "", outcome)
-        self._failed_batches.labels("stable")
-        self._disagreements.labels("stable")
-        self._audit_seconds.labels("stable")
+            self.rows("stable" if outcome in (RequestOutcome.OK, RequestOutcome.FAILED) else "", outcome)
+        for counter in (self.failed_batches, self.disagreements, self.audit_seconds):
+            counter("stable")
         for reason in REFUSALS:
-            self._plan_refusals.labels(reason)
+            self.plan_refusals(reason)
 
     def answered(self, seconds: float, *, objective: float | None) -> None:
         """A request has its answer, ``seconds`` after it was admitted."""
@@ -254,22 +250,9 @@ class Metrics:
 
     def row_outcomes(self) -> dict[str, int]:
         """Rows by what became of them, over all arms, and how many were admitted and have no reply yet."""
-        rows = by_outcome(self._rows)
+        rows = self._by_outcome("rows")
         return {**rows, "unanswered": int(self.registry.get_sample_value("earlyexit_inflight") or 0)}
 
     def request_outcomes(self) -> dict[str, int]:
         """Requests by what became of them."""
-        return by_outcome(self._requests)
-
-    def text(self) -> bytes:
-        """The exposition text of ``/metrics``."""
-        return generate_latest(self.registry)
-
-
-def by_outcome(counter: Counter) -> dict[str, int]:
-    """A counter's values by its label ``outcome``, over all others."""
-    counts: dict[str, int] = {}
-    for sample in (s for metric in counter.collect() for s in metric.samples):
-        if sample.name.endswith("_total"):
-            counts[sample.labels["outcome"]] = counts.get(sample.labels["outcome"], 0) + int(sample.value)
-    return counts
+        return self._by_outcome("requests")
