@@ -21,13 +21,12 @@ import orjson
 from offramp_core.bundle import TOP_LABEL, OutputNames, TensorSpec
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.http.tensors import (
-    JSON_TYPES,
     Array,
     BadRequestError,
     InferRequest,
     check_json,
     in_range,
-    json_type,
+    json_array,
     parse_request,
     read_header,
 )
@@ -146,16 +145,7 @@ def _numbers(piece: bytes, dtype: np.dtype[Any]) -> Array:
         values = orjson.loads(b"[%b]" % piece)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"inputs[0].data: is no list of numbers: {error}") from error
-    odd = {type(v) for v in values} - JSON_TYPES[dtype.kind]
-    if odd:
-        raise BadRequestError(
-            f"inputs[0].data: has a value of type {json_type(odd.pop())}; the tensor holds {dtype.name}"
-        )
-    try:
-        with np.errstate(over="ignore"):
-            return np.array(values, dtype=dtype)
-    except OverflowError as error:
-        raise BadRequestError(f"inputs[0].data: has a value outside of {dtype.name}") from error
+    return json_array(values, dtype)
 
 
 def _skeleton(shape: tuple[int, ...]) -> bytes:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -116,37 +116,13 @@ def parse_request(
 
 @dataclass(frozen=True, slots=True)
 class RequestHeader:
-    """What a request says about its tensors, checked. ``tensor`` is its input as it was sent."""
+    """What a request says about its input, checked. ``tensor`` is that as it was sent, ``request`` the whole once its
+    values (n, ...) are there."""
 
     tensor: dict[str, Any]
     shape: tuple[int, ...]
     binary_size: Any
-    id: str | None
-    never_exit: bool
-    deadline_seconds: float
-    outputs: tuple[tuple[str, bool], ...]
-    priority: int
-    timeout_seconds: float | None
-    slice_name: str
-    stream: str
-    tier: str
-    max_disagreement: float | None
-
-    def request(self, x: Array) -> InferRequest:
-        """With the values of its input, (n, ...)."""
-        return InferRequest(
-            x,
-            self.id,
-            self.never_exit,
-            self.deadline_seconds,
-            self.outputs,
-            self.priority,
-            self.timeout_seconds,
-            self.slice_name,
-            self.stream,
-            self.tier,
-            self.max_disagreement,
-        )
+    request: Callable[[Array], InferRequest]
 
 
 def read_header(request: Any, *, spec: TensorSpec, max_rows: int, names: OutputNames = TOP_LABEL) -> RequestHeader:
@@ -165,10 +141,9 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int, names: OutputN
         raise BadRequestError("id: must be a string")
     tensor = _inputs(request)
     shape = _check_input(tensor, spec=spec, max_rows=max_rows)
-    return RequestHeader(
-        tensor=tensor,
-        shape=shape,
-        binary_size=_object(tensor, "parameters", "inputs[0].parameters").get("binary_data_size"),
+    binary_size = _object(tensor, "parameters", "inputs[0].parameters").get("binary_data_size")
+    wishes = partial(
+        InferRequest,
         id=request_id,
         never_exit=_never_exit(parameters),
         deadline_seconds=_deadline(parameters),
@@ -182,6 +157,7 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int, names: OutputN
         tier=_name(parameters, "tier", longest=MAX_TIER_LENGTH),
         max_disagreement=_share(parameters, "max_disagreement"),
     )
+    return RequestHeader(tensor, shape, binary_size, wishes)
 
 
 def _parse_header(text: bytes | bytearray, spec: TensorSpec, max_rows: int, names: OutputNames) -> RequestHeader:
@@ -395,7 +371,11 @@ def as_array(binary: memoryview | bytes, *, shape: tuple[int, ...], dtype: np.dt
 
 def _from_json(tensor: dict[str, Any], *, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     check_json(dtype)
-    values = _flat(tensor.get("data"), shape=shape)
+    return json_array(_flat(tensor.get("data"), shape=shape), dtype).reshape(shape)
+
+
+def json_array(values: list[Any], dtype: np.dtype[Any]) -> Array:
+    """Values of JSON as numbers of the tensor's type, (n,)."""
     odd = {type(v) for v in values} - JSON_TYPES[dtype.kind]
     if odd:
         # Checked before NumPy sees them: one long string would make every element of an array as large.
@@ -403,10 +383,9 @@ def _from_json(tensor: dict[str, Any], *, shape: tuple[int, ...], dtype: np.dtyp
             f"inputs[0].data: has a value of type {json_type(odd.pop())}; the tensor holds {dtype.name}"
         )
     try:
-        with np.errstate(
-            over="ignore"
-        ):  # too large for float32 becomes infinity, which is allowed and never exits early
-            return np.array(values, dtype=dtype).reshape(shape)
+        # Too large for float32 becomes infinity, which is allowed and never exits early.
+        with np.errstate(over="ignore"):
+            return np.array(values, dtype=dtype)
     except OverflowError as error:
         raise BadRequestError(f"inputs[0].data: has a value outside of {dtype.name}") from error
 
