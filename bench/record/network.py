@@ -15,8 +15,10 @@ from bench.record.scores import FloatArray, Ramp
 from offramp_core.bundle import RampSpec
 from offramp_worker.bundle.graph import feature_shapes
 from offramp_worker.bundle.heads import parameter_shapes
-from offramp_worker.prepare.heads.distillation import Parameters, head_logits, train_heads
+from offramp_worker.prepare.heads.distillation import train_heads
 from offramp_worker.prepare.heads.features import candidate_ramps, collect_features, heads_of, tapped_logits
+from offramp_worker.prepare.heads.plain import head_logits
+from offramp_worker.prepare.heads.recipes import Parameters
 from offramp_worker.prepare.pipeline import training_threads
 from offramp_worker.prepare.places.cuts import Place
 from offramp_worker.prepare.places.places import find_places

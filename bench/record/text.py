@@ -22,8 +22,9 @@ from bench.record.scores import UNCERTAINTY, FloatArray, LabelArray, Ramp, accur
 from bench.record.store import RecordSet
 from bench.record.texts import Corpus, Text
 from offramp_core.bundle import RampSpec
-from offramp_worker.prepare.heads.distillation import head_logits, train_heads
+from offramp_worker.prepare.heads.distillation import train_heads
 from offramp_worker.prepare.heads.features import Features, feature_key
+from offramp_worker.prepare.heads.plain import head_logits
 from offramp_worker.prepare.pipeline import training_threads
 from offramp_worker.prepare.progress import Advance, Reporter
 

@@ -17,8 +17,9 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.heads import distillation, plain
-from offramp_worker.prepare.heads.distillation import Lesson, Parameters, train_head
+from offramp_worker.prepare.heads.distillation import Lesson, train_head
 from offramp_worker.prepare.heads.objectives import softmax
+from offramp_worker.prepare.heads.recipes import Parameters
 
 pytestmark = pytest.mark.slow  # trains heads
 

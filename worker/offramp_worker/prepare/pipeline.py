@@ -31,7 +31,7 @@ from offramp_worker.prepare.heads.fitting import (
     fit_growing,
     fit_pooled,
 )
-from offramp_worker.prepare.heads.plain import Parameters
+from offramp_worker.prepare.heads.recipes import Parameters
 from offramp_worker.prepare.heads.selection import CandidateVerdict, RampCost, RampMerit, cost_of, merit, select_ramps
 from offramp_worker.prepare.measuring.executors import COMPILE_LIMIT, ORT, ORT_FP32, Executors, compare_executors
 from offramp_worker.prepare.measuring.outlook import outlooks

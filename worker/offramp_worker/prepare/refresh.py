@@ -40,8 +40,9 @@ from offramp_worker.devices import open_session
 from offramp_worker.prepare.heads.features import heads_of, tapped_logits
 from offramp_worker.prepare.heads.fitting import Fitted, Workshop, calibrated, fit_convolutions, fit_given, fit_growing
 from offramp_worker.prepare.heads.objectives import Objective, objective_of, targets_of
+from offramp_worker.prepare.heads.recipes import Parameters
 from offramp_worker.prepare.heads.selection import CandidateVerdict, RampCost, RampMerit, merit
-from offramp_worker.prepare.heads.trainer import HAS_TORCH, Parameters
+from offramp_worker.prepare.heads.trainer import HAS_TORCH
 from offramp_worker.prepare.measuring.outlook import Outlook, outlooks
 from offramp_worker.prepare.pipeline import (
     PrepareRequest,

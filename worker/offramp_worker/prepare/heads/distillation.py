@@ -17,53 +17,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from offramp_core.bundle import HeadKind, RampSpec
+from offramp_core.bundle import RampSpec
 from offramp_core.task import Task
 from offramp_worker.bundle.heads import KINDS, TOP_LABEL_TASK, convolution_steps, grid_window, head_inputs
 from offramp_worker.prepare.heads.features import Features
 from offramp_worker.prepare.heads.objectives import Classes, Objective, objective_of, targets_of
+from offramp_worker.prepare.heads.recipes import (
+    MIN_DEVIATION,
+    PATIENCE_SHARE,
+    RECIPES,
+    WARM_UP_SHARE,
+    Parameters,
+    Recipe,
+)
 from offramp_worker.prepare.source.data import FloatArray
 
-WARM_UP_SHARE = 0.25
-PATIENCE_SHARE = 0.5  # of all epochs without a better validation loss
-MIN_DEVIATION = 1e-3
-FEW_ROWS = 4_000
 VALIDATION_CHUNK = 256
-
-Parameters = dict[str, FloatArray]
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a kind of head is trained."""
-
-    #: learning_rate and weight_decay: of AdamW under a one-cycle schedule.
-    learning_rate: float
-    weight_decay: float
-    #: Share of a layer's inputs left out of every step.
-    dropout: float = 0.0
-    #: Rows per step when there are thousands; 64 when there are few.
-    batch: int = 256
-    #: Steps aimed at, between ``fewest`` and ``most`` passes over the rows.
-    steps: int = 400
-    fewest: int = 12
-    most: int = 60
-
-    def schedule(self, rows: int) -> tuple[int, int]:
-        """Batch size and number of epochs."""
-        batch = self.batch if rows >= FEW_ROWS else min(64, self.batch)
-        return batch, min(self.most, max(self.fewest, round(self.steps * batch / rows)))
-
-
-# Strong decay and dropout are what keep 100-400 thousand weights honest on a few thousand inputs.
-RECIPES: dict[HeadKind, Recipe] = {
-    "pooled-linear": Recipe(1e-2, 1e-2, fewest=8),
-    "grid-linear": Recipe(3e-3, 0.3, fewest=8),
-    "grid-mlp": Recipe(2e-3, 0.3, dropout=0.3, fewest=14),
-    "mean-linear": Recipe(1e-2, 1e-2, fewest=8),
-    "mean-mlp": Recipe(2e-3, 0.3, dropout=0.3, fewest=14),
-    "conv": Recipe(4e-3, 0.05, batch=128, steps=500, fewest=6, most=40),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +127,6 @@ def train_head(
     _fit(net, RECIPES[spec.head], scale, training, validation, objective=objective, generator=generator)
     learned = {name: np.ascontiguousarray(value.float().numpy()) for name, value in net.folded(scale).items()}
     return objective.folded(learned)
-
-
-def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
-    """What a trained head without convolutions says about pooled features (n, width) -> (n, n_classes)."""
-    if not parameters:
-        return pooled
-    hidden = pooled @ parameters["w1"] + parameters["b1"]
-    return hidden if "w2" not in parameters else np.maximum(hidden, 0) @ parameters["w2"] + parameters["b2"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from offramp_worker.prepare.heads.features import (
     tapped_logits,
 )
 from offramp_worker.prepare.heads.objectives import targets_of
+from offramp_worker.prepare.heads.plain import head_logits
+from offramp_worker.prepare.heads.recipes import Parameters
 from offramp_worker.prepare.heads.scales import temperature, tempered
 from offramp_worker.prepare.heads.selection import (
     REACH,
@@ -39,7 +41,7 @@ from offramp_worker.prepare.heads.selection import (
     screen,
     utility,
 )
-from offramp_worker.prepare.heads.trainer import Parameters, head_logits, train_heads
+from offramp_worker.prepare.heads.trainer import train_heads
 from offramp_worker.prepare.places.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.source.data import FloatArray, HeadSplit, InputArray, SplitName, plan_split, shifted_copies

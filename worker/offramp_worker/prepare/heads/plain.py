@@ -1,6 +1,6 @@
 """Training heads without PyTorch, for the worker image: what reads pooled features, in NumPy alone.
 
-The recipes are those of :mod:`offramp_worker.prepare.heads.distillation`: the model's own answers as targets, AdamW
+By the recipes of :mod:`offramp_worker.prepare.heads.recipes`: the model's own answers as targets, AdamW
 (Loshchilov and Hutter 2019) under a one-cycle schedule (Smith and Topin 2018), the weights of the best epoch,
 standardisation folded in. Heads with convolutions are not trained here.
 """
@@ -10,52 +10,29 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from offramp_core.bundle import HeadKind, RampSpec
+from offramp_core.bundle import RampSpec
 from offramp_core.task import Task
 from offramp_worker.bundle.heads import TOP_LABEL_TASK
 from offramp_worker.prepare.heads.features import Features
 from offramp_worker.prepare.heads.objectives import Objective, objective_of, targets_of
+from offramp_worker.prepare.heads.recipes import (
+    MIN_DEVIATION,
+    PATIENCE_SHARE,
+    RECIPES,
+    WARM_UP_SHARE,
+    Parameters,
+    Recipe,
+)
 from offramp_worker.prepare.source.data import FloatArray
 
-MIN_DEVIATION = 1e-3
-FEW_ROWS = 4_000
-WARM_UP_SHARE = 0.25
-PATIENCE_SHARE = 0.5  # of all epochs without a better validation loss
 FIRST_RATE, LAST_RATE = 1 / 25, 1 / 250_000  # of the highest learning rate
 DECAYS = 0.9, 0.999  # of the moments
 
-Parameters = dict[str, FloatArray]
 Generator = np.random.Generator
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """Learning rate, weight decay and dropout of a kind of head, and the passes over the rows: at least ``fewest``."""
-
-    rate: float
-    decay: float
-    dropout: float = 0.0
-    fewest: int = 8
-    most: int = 60
-
-    def schedule(self, rows: int) -> tuple[int, int]:
-        """Batch size and number of epochs."""
-        batch = 256 if rows >= FEW_ROWS else 64
-        return batch, min(self.most, max(self.fewest, round(400 * batch / rows)))
-
-
-COURSES: dict[HeadKind, Course] = {
-    "pooled-linear": Course(1e-2, 1e-2),
-    "mean-linear": Course(1e-2, 1e-2),
-    "grid-linear": Course(3e-3, 0.3),
-    "grid-mlp": Course(2e-3, 0.3, dropout=0.3, fewest=14),
-    "mean-mlp": Course(2e-3, 0.3, dropout=0.3, fewest=14),
-}
 
 
 def train_heads(
@@ -97,7 +74,7 @@ def train_head(
     widths = [x.shape[1], *([spec.hidden] if spec.hidden else []), targets.shape[1] + task.head_width - task.width]
     objective = objective_of(task, targets)
     learned = _fit(
-        COURSES[spec.head],
+        RECIPES[spec.head],
         widths,
         ((x - mean) / deviation, targets),
         held_out,
@@ -116,7 +93,7 @@ def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
 
 
 def _fit(
-    course: Course,
+    recipe: Recipe,
     widths: Sequence[int],
     training: tuple[FloatArray, FloatArray],
     validation: tuple[FloatArray, FloatArray],
@@ -126,17 +103,17 @@ def _fit(
 ) -> Parameters:
     """AdamW under a one-cycle schedule; the weights of the best epoch."""
     x, targets = training
-    batch, epochs = course.schedule(len(x))
+    batch, epochs = recipe.schedule(len(x))
     steps = max(1, len(x) // batch)
-    weights, rates = _start(widths, generator), _one_cycle(course.rate, steps * epochs)
-    adam = _Adam(weights, course.decay)
+    weights, rates = _start(widths, generator), _one_cycle(recipe.learning_rate, steps * epochs)
+    adam = _Adam(weights, recipe.weight_decay)
     best, best_epoch, kept = math.inf, 0, weights
     for epoch in range(epochs):
         order = generator.permutation(len(x))
         for step in range(steps):
             rows = order[step * batch : (step + 1) * batch]
             slopes = _slopes(
-                weights, x[rows], targets[rows], objective=objective, dropout=course.dropout, generator=generator
+                weights, x[rows], targets[rows], objective=objective, dropout=recipe.dropout, generator=generator
             )
             weights = adam.step(weights, slopes, next(rates))
         loss = _loss(weights, *validation, objective)

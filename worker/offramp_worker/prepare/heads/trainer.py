@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 try:
-    from offramp_worker.prepare.heads.distillation import Parameters, head_logits, train_heads
+    from offramp_worker.prepare.heads.distillation import train_heads
 
     HAS_TORCH = True
 except ModuleNotFoundError:
-    from offramp_worker.prepare.heads.plain import Parameters, head_logits, train_heads
+    from offramp_worker.prepare.heads.plain import train_heads
 
     HAS_TORCH = False
 
-__all__ = ["HAS_TORCH", "Parameters", "head_logits", "train_heads"]
+__all__ = ["HAS_TORCH", "train_heads"]
