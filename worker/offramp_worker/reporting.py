@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidArgumentError, PlanRefusedError
@@ -13,27 +13,18 @@ from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts, ArmPlan, Observations, PlanDocument, RecordBlock, WorkerState
 from offramp_core.reasons import Reason
 from offramp_worker.engine.accounts.counters import Counters, RecordRing
-from offramp_worker.engine.arms.leases import Leases
-from offramp_worker.engine.arms.marker import CrashMarker
+from offramp_worker.engine.arms.leases import Arms, Leases
 from offramp_worker.engine.remains import Remains
 from offramp_worker.plans.preparation import check_fits
-from offramp_worker.settings import Settings
 
 if TYPE_CHECKING:
     from offramp_worker.bundle.load import Bundle
     from offramp_worker.engine.engine import Engine
+    from offramp_worker.process import WorkerProcess
     from offramp_worker.worker import InferenceWorker
 
 
-class Process(Protocol):
-    """A worker of any task."""
-
-    settings: Settings
-    boot_id: str
-    marker: CrashMarker
-
-
-def blank_state(worker: Process) -> WorkerState:
+def blank_state(worker: WorkerProcess) -> WorkerState:
     """Of a worker that has no bundle yet."""
     return WorkerState(
         uid=worker.settings.uid,
@@ -46,6 +37,23 @@ def blank_state(worker: Process) -> WorkerState:
         ramps=(),
         costs={},
         crashed_epoch=worker.marker.crashed_epoch,
+    )
+
+
+def in_force(state: WorkerState, worker: WorkerProcess, arms: Arms) -> WorkerState:
+    """With what serves now, by the newest document."""
+    active, plans = arms.active, worker.plans
+    return replace(
+        state,
+        ready=worker.ready,
+        epoch=active.epoch,
+        stable_hash=active.stable.plan.content_hash if active.stable else "",
+        canary_hash=active.canary.plan.content_hash if active.canary and not arms.canary_lease_ended else "",
+        refused=plans.refused if plans else None,
+        breaker_open=arms.breaker_open,
+        suspicion=arms.suspicion,
+        failing=worker.failing,
+        newest_epoch=plans.newest_epoch if plans else 0,
     )
 
 
@@ -68,23 +76,14 @@ def bundle_state(worker: InferenceWorker, bundle: Bundle) -> WorkerState:
 def state_of(worker: InferenceWorker, engine: Engine) -> WorkerState:
     """Of a worker whose bundle is loaded. ``message`` of an unready one is the reason of a broken bundle and nothing
     else."""
-    captures, plans, active = engine.captures, worker.plans, engine.active
+    captures = engine.captures
     return replace(
-        bundle_state(worker, engine.bundle),
-        ready=worker.ready,
-        epoch=active.epoch,
-        stable_hash=active.stable.plan.content_hash if active.stable else "",
-        canary_hash=active.canary.plan.content_hash if active.canary and not engine.arms.canary_lease_ended else "",
-        refused=plans.refused if plans else None,
-        breaker_open=engine.arms.breaker_open,
+        in_force(bundle_state(worker, engine.bundle), worker, engine.arms),
         stopped_tiers=engine.arms.stopped_tiers,
         message=engine.arms.describe() if worker.ready else "",
-        suspicion=engine.arms.suspicion,
-        failing=worker.failing,
         ramp_sets=engine.sets.digests,
         captures=captures.count if captures else 0,
         capture_since=captures.since if captures else None,
-        newest_epoch=plans.newest_epoch if plans else 0,
         pace=engine.pace,
         overload_seconds=engine.overload_seconds(),
         at_edge=engine.at_edge,

@@ -6,15 +6,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 from offramp_core.errors import InvalidBundleError, OfframpError
-from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
+from offramp_core.protocol import FetchProgress, Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import Bundle, load_bundle, row_bytes
 from offramp_worker.edge.forwarding import Edge
 from offramp_worker.edge.link import Link
 from offramp_worker.engine.accounts.captures import Captures
-from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execution.sessions import Sessions
 from offramp_worker.engine.execution.turns import SharedTurn
@@ -24,16 +22,12 @@ from offramp_worker.engine.remains import Remains
 from offramp_worker.logs import log_event
 from offramp_worker.memory import return_memory
 from offramp_worker.metrics import Metrics
-from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.classifier import ClassifierPlans
 from offramp_worker.plans.fixed import take_fixed_plan
-from offramp_worker.plans.memory import PlanMemory
-from offramp_worker.plans.poll import PlanFile
+from offramp_worker.process import WorkerProcess
 from offramp_worker.reporting import Resting, blank_state, observed, owes_audits, resting_of, state_of
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import Tracing
-
-Phase = Literal["loading", "serving", "broken", "draining"]
 
 
 class ExecutorLostError(OfframpError):
@@ -70,8 +64,8 @@ def _let_go(engine: Engine) -> None:
         engine.captures.close()
 
 
-class InferenceWorker:
-    """What a process has and does. A worker whose bundle is broken stays up, unready, and says why."""
+class InferenceWorker(WorkerProcess):
+    """A worker that classifies."""
 
     def __init__(
         self,
@@ -82,29 +76,22 @@ class InferenceWorker:
         turn: SharedTurn | None = None,
         again: bool = False,
     ) -> None:
-        """``on_lost`` is called, from another thread, when only a new process may help; ``lost`` then says why.
-        ``turn`` is the worker's where it shares an executor with others; ``again`` if this process had another worker
-        with the same state folder."""
-        self.settings, self._deliver, self._on_lost, self._turn = settings, deliver, on_lost, turn
-        self.boot_id = uuid.uuid4().hex
+        """``turn`` is the worker's where it shares an executor with others."""
         self.metrics = Metrics()
-        self.marker = CrashMarker(settings.state_dir, again=again)
-        self.memory = PlanMemory(settings.state_dir)
-        self.phase: Phase = "loading"
-        self._reason = "the bundle is being loaded"
+        super().__init__(settings, self.metrics, on_lost=on_lost, again=again)
+        self._deliver, self._turn = deliver, turn
         self._missing_device = ""
-        self.lost = ""
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
         self.engine: Engine | None = None
         self._loaded: Engine | None = None  # one that waits for its fixed plan
         self.edge: Edge | None = None  # of an edge, once its bundle is loaded: the core that it has
-        self.plans: PlanDesk | None = None
         self.tracing: Tracing | None = None
-        self._plan_file: PlanFile | None = None
-        self._pulled: tuple[ArmCounts, ...] = ()
         self._resting: Resting | None = None
         self._until_asked = False
-        self.metrics.ready.set_function(lambda: float(self.ready))
+
+    @property
+    def serving(self) -> Engine | None:
+        return self.engine
 
     def load(self) -> None:
         """Load and verify the bundle, build sessions, take the plan file's document, warm up; then be ready. Blocks for
@@ -126,16 +113,7 @@ class InferenceWorker:
                 self._rest(engine)
             raise
         self.engine, self._loaded, self._resting, self.lost = engine, None, None, ""
-        if self.phase in ("loading", "broken"):
-            self.phase, self._reason = "serving", ""
-            log_event(
-                "serving",
-                model=engine.bundle.manifest.name,
-                bundle=str(self.settings.bundle),
-                batching=self.settings.batching,
-                batch_rows=engine.batch_rows,
-                threads=self.settings.threads,
-            )
+        self._began(engine.bundle.manifest.name, batching=self.settings.batching, batch_rows=engine.batch_rows)
 
     def _load_engine(self) -> Engine:
         try:
@@ -196,7 +174,7 @@ class InferenceWorker:
             if self._resting is not None and engine.active.document is not None:
                 engine.arms.go_on(self._resting.leases)
         elif settings.public_key is not None:
-            self.plans = self._open_desk(settings.public_key, ClassifierPlans(engine))
+            self._open_desk(settings.public_key, ClassifierPlans(engine))
         elif settings.fixed_plan is not None:
             try:
                 take_fixed_plan(settings.fixed_plan, ClassifierPlans(engine), self.memory)
@@ -204,19 +182,9 @@ class InferenceWorker:
                 self._refuse(error)
                 raise
 
-    def _open_desk(self, key: bytes, target: ClassifierPlans | Resting) -> PlanDesk:
-        settings = self.settings
-        desk = PlanDesk(target, public_key=key, service_uid=settings.service_uid, memory=self.memory)
-        if settings.plan_file is not None:
-            self._plan_file = PlanFile(settings.plan_file, desk, poll_seconds=settings.poll_seconds)
-            self._plan_file.poll()
-            self._plan_file.start()
-        return desk
-
     def _refuse(self, error: InvalidBundleError) -> None:
-        self.phase, self._reason = "broken", f"{error}; {error.remedy}"
+        super()._refuse(error)
         self._missing_device = error.device
-        log_event("bundle-refused", level="error", reason=str(error))
 
     def _options(self, bundle: Bundle) -> EngineOptions:
         settings = self.settings
@@ -232,12 +200,6 @@ class InferenceWorker:
             traced=self.tracing is not None,
         )
 
-    def _give_up(self, reason: str) -> None:
-        """The executor failed for too long; called from a thread of the engine's."""
-        self.lost = reason
-        log_event("executor-lost", level="error", reason=reason)
-        self._on_lost()
-
     def _captures(self, bundle: Bundle) -> Captures | None:
         """Where inputs may be kept for training, if this worker was given a folder; none are kept before a document
         asks for it."""
@@ -245,27 +207,6 @@ class InferenceWorker:
             return None
         folder = self.settings.capture_dir / self.settings.uid
         return Captures(folder, bundle.manifest.inputs[0], max_bytes=self.settings.capture_bytes)
-
-    @property
-    def ready(self) -> bool:
-        return self.phase == "serving" and self.engine is not None and self.engine.alive and not self.failing
-
-    @property
-    def failing(self) -> str:
-        """Why a worker that has served takes no requests for now: every run of its executor fails. Empty for any
-        other."""
-        return self.engine.vitals.trouble if self.phase == "serving" and self.engine is not None else ""
-
-    @property
-    def reason(self) -> str:
-        """Why it is not ready, for people."""
-        return self.failing or self._reason
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process is of use; False asks for a restart. A broken bundle does not: a restart would not mend
-        it."""
-        return self.engine is None or self.phase == "draining" or self.engine.alive
 
     def renew_lease(self) -> None:
         """The control plane is alive and can act: it delivered a document, or pulled and confirmed it."""
@@ -288,7 +229,7 @@ class InferenceWorker:
             raise
         self.phase = "loading"
         if self.settings.public_key is not None and self.plans is None:
-            self.plans = self._open_desk(self.settings.public_key, self._resting)
+            self._open_desk(self.settings.public_key, self._resting)
 
     @property
     def may_rest(self) -> bool:
@@ -315,20 +256,11 @@ class InferenceWorker:
         resting = partial(resting_of, self, engine.bundle, engine)
         self._resting = resting() if self.plans is None else self.plans.rest(resting)
 
-    def drain(self) -> None:
-        """Stop being ready; requests that still arrive are answered until the listener closes."""
-        self.phase, self._reason = "draining", "the worker is shutting down"
-
-    def finish(self, *, seconds: float) -> None:
-        """After the last request: finish drawn audits for up to ``seconds``, then stop. Blocks."""
-        if self._plan_file is not None:
-            self._plan_file.stop()
+    def _end(self, seconds: float) -> None:
         if self.engine is not None:
             _end(self.engine, seconds)
         if self.edge is not None:
             self.edge.link.close()
-        self.marker.close()
-        self.memory.close()
 
     @property
     def owes_audits(self) -> bool:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_core.generation.admission import AdmissionLimits
 from offramp_core.generation.columns import variant_columns, variant_costs
 from offramp_core.generation.drafts import Drafts
 from offramp_core.generation.losses import AnswerLosses, answer_pattern
-from offramp_core.protocol import ArmCounts, Observations, RampInfo, RecordBlock, WorkerState
+from offramp_core.protocol import Observations, RampInfo, RecordBlock, WorkerState
 from offramp_worker.engine.arms.arms import Runtime
 from offramp_worker.engine.arms.leases import Arms
-from offramp_worker.engine.arms.marker import CrashMarker
 from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.desk import DeskOptions, GenerationDesk
 from offramp_worker.generate.metrics import GenerationMetrics
@@ -26,17 +23,13 @@ from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBun
 from offramp_worker.generate.settings import GenerationSettings
 from offramp_worker.generate.tickets import Deliver
 from offramp_worker.logs import log_event
-from offramp_worker.plans.apply import PlanDesk
-from offramp_worker.plans.memory import PlanMemory
-from offramp_worker.plans.poll import PlanFile
-from offramp_worker.reporting import blank_state, owes_audits
+from offramp_worker.process import WorkerProcess
+from offramp_worker.reporting import blank_state, in_force, owes_audits
 from offramp_worker.settings import Settings
 
-Phase = Literal["loading", "serving", "broken", "draining"]
 
-
-class GenerationWorker:
-    """What a process has and does. A worker whose bundle is broken stays up, unready, and says why."""
+class GenerationWorker(WorkerProcess):
+    """A worker that generates."""
 
     def __init__(
         self,
@@ -47,28 +40,23 @@ class GenerationWorker:
         deliver: Deliver,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        self.settings, self.generation = settings, generation
-        self._load, self._deliver, self._on_lost = load, deliver, on_lost
-        self.boot_id = uuid.uuid4().hex
         self.metrics = GenerationMetrics()
+        super().__init__(settings, self.metrics, on_lost=on_lost)
+        self.generation, self._load, self._deliver = generation, load, deliver
         self.accounts = Accounts(self.metrics)
-        self.marker = CrashMarker(settings.state_dir)
-        self.memory = PlanMemory(settings.state_dir)
-        self.phase: Phase = "loading"
-        self._reason = "the bundle is being loaded"
-        self.lost = ""
         self.desk: GenerationDesk | None = None
-        self.plans: PlanDesk | None = None
         self.arms: Arms | None = None
-        self._plan_file: PlanFile | None = None
         self._loaded: Loaded | None = None
-        self._pulled: tuple[ArmCounts, ...] = ()
         self._columns: tuple[RampInfo, ...] = ()
         self._seconds: dict[str, float] = {}
         self._digest = ""
         self._dispatch: Dispatch | None = None
         self.longest_token = 1
         self._show_state()
+
+    @property
+    def serving(self) -> GenerationDesk | None:
+        return self.desk
 
     @property
     def bundle(self) -> GenerationBundle | None:
@@ -97,8 +85,7 @@ class GenerationWorker:
                     f"{settings.model_digest}"
                 )
         except InvalidBundleError as error:
-            self.phase, self._reason = "broken", f"{error}; {error.remedy}"
-            log_event("bundle-refused", level="error", reason=str(error))
+            self._refuse(error)
             raise
         tokens = range(loaded.bundle.vocabulary)
         self.longest_token = max(1, *(len(loaded.tokenizer.token_bytes(token)) for token in tokens))
@@ -107,15 +94,7 @@ class GenerationWorker:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
         desk.start()
         self._loaded, self.desk = loaded, desk
-        if self.phase in ("loading", "broken"):
-            self.phase, self._reason = "serving", ""
-            log_event(
-                "serving",
-                model=loaded.bundle.name,
-                bundle=str(settings.bundle),
-                threads=settings.threads,
-                task="generate",
-            )
+        self._began(loaded.bundle.name, task="generate")
 
     def _open(self, loaded: Loaded) -> GenerationDesk:
         """Everything between the bundle and its requests: accounts, arms, the desk, and where plans arrive."""
@@ -172,12 +151,11 @@ class GenerationWorker:
         )
         self.arms, self._columns, self._seconds, self._digest, self._dispatch = arms, columns, seconds, digest, dispatch
         if settings.public_key is not None:
-            self._take_plans(desk, arms, settings.public_key)
+            self._open_desk(settings.public_key, self._target(desk, arms))
         return desk
 
-    def _take_plans(self, desk: GenerationDesk, arms: Arms, public_key: bytes) -> None:
-        """Open the door for signed plans, and read the file of the last one where there is one."""
-        target = GenerationPlans(
+    def _target(self, desk: GenerationDesk, arms: Arms) -> GenerationPlans:
+        return GenerationPlans(
             desk.bundle,
             arms=arms,
             counters=self.accounts.counters,
@@ -186,51 +164,17 @@ class GenerationWorker:
             digest=self._digest,
             metrics=self.metrics,
         )
-        settings = self.settings
-        self.plans = PlanDesk(target, public_key=public_key, service_uid=settings.service_uid, memory=self.memory)
-        if settings.plan_file is not None:
-            self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
-            self._plan_file.poll()
-            self._plan_file.start()
-
-    @property
-    def ready(self) -> bool:
-        return self.phase == "serving" and self.desk is not None and self.desk.alive and not self.failing
-
-    @property
-    def failing(self) -> str:
-        """Why a worker that has served takes no requests for now. Empty for any other."""
-        return self.desk.vitals.refuses if self.phase == "serving" and self.desk is not None else ""
-
-    @property
-    def reason(self) -> str:
-        """Why it is not ready, for people."""
-        return self.failing or self._reason
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process is of use; False asks for a restart."""
-        return self.desk is None or self.phase == "draining" or self.desk.alive
-
-    def drain(self) -> None:
-        """Stop being ready; requests that still arrive are answered until the listener closes."""
-        self.phase, self._reason = "draining", "the worker is shutting down"
 
     def end_answers(self) -> None:
         """What is still written ends with an error."""
         if self.desk is not None:
             self.desk.end_answers()
 
-    def finish(self, *, seconds: float) -> None:
-        """After the last request: finish drawn audits for up to ``seconds``, then stop. Blocks."""
-        if self._plan_file is not None:
-            self._plan_file.stop()
+    def _end(self, seconds: float) -> None:
         if self.desk is not None:
             self.desk.close()
             if not self.desk.join(seconds):
                 log_event("audits-abandoned", level="warning")
-        self.marker.close()
-        self.memory.close()
 
     def renew_lease(self) -> None:
         """The control plane is alive and can act."""
@@ -248,27 +192,18 @@ class GenerationWorker:
         bundle, arms = self.bundle, self.arms
         if bundle is None or arms is None:
             return replace(blank_state(self), message=self._reason if self.phase == "broken" else "")
-        active = arms.active
-        return replace(
+        state = replace(
             blank_state(self),
             model=bundle.name,
-            ready=self.ready,
             backbone_digest=bundle.digest,
             ramp_set_digest=self._digest,
             ramps=self._columns,
             costs=variant_costs(self._seconds),
-            epoch=active.epoch,
             output=self.generation.output,
-            stable_hash=active.stable.plan.content_hash if active.stable else "",
-            canary_hash=active.canary.plan.content_hash if active.canary and not arms.canary_lease_ended else "",
-            refused=self.plans.refused if self.plans else None,
-            breaker_open=arms.breaker_open,
             message=self._describe(arms) if self.ready else "",
-            suspicion=arms.suspicion,
-            failing=self.failing,
             ramp_sets=(self._digest,),
-            newest_epoch=self.plans.newest_epoch if self.plans else 0,
         )
+        return in_force(state, self, arms)
 
     def _describe(self, arms: Arms) -> str:
         notes = (arms.describe(_asked), self._dispatch.describe() if self._dispatch else "")
@@ -293,12 +228,6 @@ class GenerationWorker:
             routes=self.accounts.routes(),
         )
 
-    def _give_up(self, reason: str) -> None:
-        """The executor failed for too long; called from a thread of the desk's."""
-        self.lost = reason
-        log_event("executor-lost", level="error", reason=reason)
-        self._on_lost()
-
     def _show_state(self) -> None:
         """Gauges ask when somebody scrapes."""
 
@@ -306,7 +235,6 @@ class GenerationWorker:
             return lambda: value(self.desk) if self.desk is not None else 0.0
 
         metrics = self.metrics
-        metrics.ready.set_function(lambda: float(self.ready))
         metrics.waiting.set_function(of_desk(lambda d: float(d.load.waiting)))
         metrics.running.set_function(of_desk(lambda d: float(d.load.running)))
         metrics.audit_backlog.set_function(of_desk(lambda d: float(d.audits_owed)))
