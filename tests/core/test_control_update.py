@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Service, ServiceStatus, UpdateStatus, WorkersStatus
-from offramp_core.control.snapshot import Scaling, Snapshot, Turn, Worker
+from offramp_core.control.snapshot import Scaling, Snapshot, Trouble, Worker
 from offramp_core.control.spec import UpdatePolicy, parse_spec
 from offramp_core.control.workers.update import Update, UpdateView, next_update, resting_strategy, strategy_in_force
 from offramp_core.protocol import ArmCounts, Observations, RecordBlock
@@ -323,7 +323,7 @@ class TestInTheLoop:
 
     def test_a_service_whose_turn_has_not_come_says_so_and_is_at_rest(self) -> None:
         fleet = copy.deepcopy(_serving())
-        snapshot = changed(fleet.snapshot(), turn=Turn("WaitingForTurn", "others take it first"))
+        snapshot = changed(fleet.snapshot(), turn=Trouble("WaitingForTurn", "others take it first"))
         status = decide(snapshot, fleet.now).status
         assert conditions_of(status)["WorkersUpdating"] == ("True", "WaitingForTurn")
         assert not {"Reconciling", "Stalled"} & set(conditions_of(status)) and status.phase == "Ready"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from offramp_core.control.snapshot import Turn
+from offramp_core.control.snapshot import Trouble
 from offramp_core.control.workers.pace import PROVEN_SECONDS
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, KubeClient
@@ -41,7 +41,7 @@ class Services:
     now: float = START
     cache: ObjectCache = field(default_factory=ObjectCache)
     platform: Any = None
-    turns: dict[str, Turn | None] = field(default_factory=dict)
+    turns: dict[str, Trouble | None] = field(default_factory=dict)
 
     def operator(self, image: str) -> None:
         """A new process, of a chart with this worker image."""

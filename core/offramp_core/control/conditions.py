@@ -27,7 +27,7 @@ from offramp_core.control.objects import (
     WorkersStatus,
 )
 from offramp_core.control.routes import alone, rate, route_uses
-from offramp_core.control.snapshot import ClassShare, Scaling, Trouble, Turn, Worker
+from offramp_core.control.snapshot import ClassShare, Scaling, Trouble, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.stable.audit import Audits, at_one_rate, worth_one
 from offramp_core.control.workers.capacity import Capacity
@@ -72,7 +72,7 @@ class Facts:
     route: Trouble | None = None
     worker_class: str = ""
     class_trouble: Trouble | None = None
-    turn: Turn | None = None
+    turn: Trouble | None = None
     routes: tuple[RouteCounts, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
     shares: Mapping[str, ClassShare] = field(default_factory=dict)

@@ -215,15 +215,6 @@ class Trouble:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Why the workers of a service are not yet what the administrator asks for: the reason of a condition, and a
-    sentence."""
-
-    reason: Reason
-    message: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassShare:
     """What the plan of a service may have of a WorkerClass whose workers are limited, while other services use it."""
@@ -272,7 +263,7 @@ class Gathered:
     #: Digest of the workers that the spec asks for now; empty where there can be none.
     template: str = ""
     #: Why the workers are not yet what the administrator asks for.
-    turn: Turn | None = None
+    turn: Trouble | None = None
 
     @property
     def desired(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from offramp_core.edge import OFFLINE, RESIDUES, Offline, Residue
 from offramp_core.edge_settings import bytes_per_second
@@ -35,6 +35,7 @@ UpdateType = Literal["Auto", "Availability", "ResourceAware", "Recreate"]
 NoExitFloor = Literal["Reserve", "PreScale", "None"]
 SampledAnswers = Literal["Exact", "Lossy"]
 Judged = Output | Literal["ExactAnswer", "TokenF1", "RougeL"]
+W = TypeVar("W", bound=str)
 GENERATED = tuple(str(output) for output in Generated)  # outputs that are about generated answers
 
 _PART = r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)"
@@ -508,7 +509,7 @@ def _generated(accuracy: _Reader, output: Judged) -> dict[str, Any]:
         except InvalidArgumentError as error:
             raise InvalidSpecError(accuracy.path("answerPattern"), str(error)) from error
     sampled = accuracy.choice("sampledAnswers", get_args(SampledAnswers), "Exact")
-    return {"answer_pattern": str(pattern), "sampled_answers": cast(SampledAnswers, sampled)}
+    return {"answer_pattern": str(pattern), "sampled_answers": sampled}
 
 
 def parse_spec(value: Any) -> ServiceSpec:
@@ -572,15 +573,11 @@ def _times(latency: _Reader, output: Judged) -> dict[str, Any]:
         other = ", or timeToFirstToken or timePerToken" if output in GENERATED else ""
         raise InvalidSpecError(latency.path("threshold"), f"is required{other}, such as 40ms")
 
-    def seconds(name: str) -> float | None:
-        path, value = latency.path(name), latency.get(name)
-        return None if value is None else _positive(parse_duration(value, path), path)
-
     return {
         "latency_percentile": _percentile(latency),
-        "latency_seconds": seconds("threshold"),
-        "first_token_seconds": seconds("timeToFirstToken"),
-        "token_seconds": seconds("timePerToken"),
+        "latency_seconds": latency.seconds("threshold", above_zero=True),
+        "first_token_seconds": latency.seconds("timeToFirstToken", above_zero=True),
+        "token_seconds": latency.seconds("timePerToken", above_zero=True),
     }
 
 
@@ -608,8 +605,8 @@ def _objective(objective: _Reader) -> dict[str, Any]:
 
 def _ramps(ramps: _Reader) -> dict[str, Any]:
     """How exits are chosen, and what a plan may cost."""
-    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
-    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    mode: Mode = ramps.choice("mode", get_args(Mode), "Auto")
+    precision: AllowedPrecision = ramps.choice("precision", get_args(AllowedPrecision), "Auto")
     return {
         "mode": mode,
         "max_overhead": ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
@@ -659,21 +656,10 @@ def _source(model: _Reader) -> dict[str, Any]:
 
 
 def _slices(accuracy: _Reader) -> tuple[SliceObjective, ...]:
-    entries = accuracy.get("slices", [])
-    if not isinstance(entries, list) or len(entries) > MAX_SLICES:
-        raise InvalidSpecError(
-            accuracy.path("slices"), f"list at most {MAX_SLICES} slices with name and maxDisagreement"
-        )
-    readers = [
-        _Reader(e, f"{accuracy.path('slices')}[{i}]", {"name", "maxDisagreement"}) for i, e in enumerate(entries)
-    ]
-    slices = tuple(
-        SliceObjective(
-            r.text("name", _SLICE.pattern, "write lower-case letters, digits and '-', at most 32"),
-            r.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
-        )
-        for r in readers
-    )
+    what = "slices with name and maxDisagreement"
+    readers = accuracy.entries("slices", {"name", "maxDisagreement"}, most=MAX_SLICES, of=what)
+    hint = "write lower-case letters, digits and '-', at most 32"
+    slices = tuple(SliceObjective(r.text("name", _SLICE.pattern, hint), r.budget()) for r in readers)
     if len({slice_number(s.name) for s in slices}) != len(slices):
         raise InvalidSpecError(accuracy.path("slices"), "a slice is named twice")
     return slices
@@ -681,19 +667,12 @@ def _slices(accuracy: _Reader) -> tuple[SliceObjective, ...]:
 
 def _tiers(objective: _Reader, output: Judged, *, most: float) -> tuple[TierObjective, ...]:
     """The menu beside the budget of everybody, which no tier exceeds."""
-    entries, path = objective.get("tiers", []), objective.path("tiers")
-    if not isinstance(entries, list) or len(entries) > MAX_TIERS:
-        raise InvalidSpecError(path, f"list at most {MAX_TIERS} tiers with name and maxDisagreement")
-    if entries and output in GENERATED:
+    path, what = objective.path("tiers"), "tiers with name and maxDisagreement"
+    readers = objective.entries("tiers", {"name", "maxDisagreement"}, most=MAX_TIERS, of=what)
+    if readers and output in GENERATED:
         raise InvalidSpecError(path, f"is of models with exits, and output is {output}; remove it")
-    readers = [_Reader(e, f"{path}[{i}]", {"name", "maxDisagreement"}) for i, e in enumerate(entries)]
-    tiers = tuple(
-        TierObjective(
-            r.text("name", _TIER.pattern, "write a label's name: letters, digits, '-', '_' and '.', at most 63"),
-            r.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
-        )
-        for r in readers
-    )
+    hint = "write a label's name: letters, digits, '-', '_' and '.', at most 63"
+    tiers = tuple(TierObjective(r.text("name", _TIER.pattern, hint), r.budget()) for r in readers)
     names = [t.name for t in tiers]
     if len(set(names)) != len(names):
         raise InvalidSpecError(path, "a tier is named twice")
@@ -714,7 +693,7 @@ def _tiers(objective: _Reader, output: Judged, *, most: float) -> tuple[TierObje
 
 def _execution(spec: _Reader, objective: Mapping[str, Any]) -> Execution:
     """Results-only execution spares nothing, so no budget for overload goes with it."""
-    execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
+    execution: Execution = spec.choice("execution", get_args(Execution), "Auto")
     if objective["overload"] is not None and execution == "ResultsOnly":
         raise InvalidSpecError(
             "spec.objective.overload", "spares nothing with execution ResultsOnly; remove it, or set execution to Auto"
@@ -731,7 +710,7 @@ def _overload(objective: _Reader, output: Judged, *, least: float, tiers: Sequen
         raise InvalidSpecError(
             objective.path("overload"), f"is of models with exits, and output is {output}; remove it"
         )
-    budget = reader.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True)
+    budget = reader.budget()
     if budget <= least:
         raise InvalidSpecError(
             reader.path("maxDisagreement"),
@@ -752,28 +731,13 @@ def _store_claim(ramps: _Reader) -> str | None:
 def _classes(accuracy: _Reader) -> tuple[SliceObjective, ...]:
     """Slices of the answers that name a class, lowest class first; a class that has a budget of its own keeps it beside
     ``everyClass``."""
-    entries = accuracy.get("classes", [])
-    if not isinstance(entries, list) or len(entries) > MAX_CLASSES:
-        raise InvalidSpecError(
-            accuracy.path("classes"), f"list at most {MAX_CLASSES} classes with class and maxDisagreement"
-        )
+    what = "classes with class and maxDisagreement"
+    readers = accuracy.entries("classes", {"class", "maxDisagreement"}, most=MAX_CLASSES, of=what)
     budgets: dict[int, float] = {}
     if "everyClass" in accuracy.value:
         every = accuracy.section("everyClass", {"count", "maxDisagreement"})
-        count = every.integer("count", None, low=2, high=MAX_EVERY_CLASS)
-        budgets = dict.fromkeys(
-            range(count), every.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True)
-        )
-    readers = [
-        _Reader(e, f"{accuracy.path('classes')}[{i}]", {"class", "maxDisagreement"}) for i, e in enumerate(entries)
-    ]
-    own = [
-        (
-            r.integer("class", None, low=0, high=MAX_CLASS),
-            r.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
-        )
-        for r in readers
-    ]
+        budgets = dict.fromkeys(range(every.integer("count", None, low=2, high=MAX_EVERY_CLASS)), every.budget())
+    own = [(r.integer("class", None, low=0, high=MAX_CLASS), r.budget()) for r in readers]
     if len(dict(own)) != len(own):
         raise InvalidSpecError(accuracy.path("classes"), "a class is named twice")
     budgets.update(own)
@@ -816,7 +780,7 @@ def _pin(ramps: _Reader, mode: Mode, allowed: AllowedPrecision) -> Pin | None:
 
 
 def _deadline_answers(spec: _Reader, execution: Execution, *, latency_seconds: float | None) -> DeadlineAnswers:
-    answers = cast(DeadlineAnswers, spec.choice("deadlineAnswers", get_args(DeadlineAnswers), "OnRequest"))
+    answers: DeadlineAnswers = spec.choice("deadlineAnswers", get_args(DeadlineAnswers), "OnRequest")
     if answers == "Always" and execution == "ResultsOnly":
         raise InvalidSpecError(
             spec.path("deadlineAnswers"),
@@ -859,29 +823,20 @@ def _rollout(reader: _Reader) -> RolloutPolicy:
     default = RolloutPolicy()
     steps = default.steps
     if "steps" in reader.value:
-        entries = reader.get("steps")
-        if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_STEPS:
-            raise InvalidSpecError(
-                reader.path("steps"),
-                f"list between 1 and {MAX_STEPS} steps, for example [{{weight: 5}}, {{weight: 50}}]",
-            )
+        what = "steps, for example [{weight: 5}, {weight: 50}]"
         steps = tuple(
-            _step(_Reader(entry, f"{reader.path('steps')}[{i}]", {"weight", "pause"}))
-            for i, entry in enumerate(entries)
+            Step(r.integer("weight", None, low=1, high=100), r.seconds("pause", above_zero=True) or 0.0)
+            for r in reader.entries("steps", {"weight", "pause"}, most=MAX_STEPS, fewest=1, of=what)
         )
     weights = [step.weight for step in steps]
     if any(b <= a for a, b in pairwise(weights)):
         raise InvalidSpecError(reader.path("steps"), f"weights must rise from step to step; got {weights}")
     return RolloutPolicy(
-        promotion=cast(Promotion, reader.choice("promotion", get_args(Promotion), default.promotion)),
-        on_inconclusive=cast(
-            OnInconclusive, reader.choice("onInconclusive", get_args(OnInconclusive), default.on_inconclusive)
-        ),
+        promotion=reader.choice("promotion", get_args(Promotion), default.promotion),
+        on_inconclusive=reader.choice("onInconclusive", get_args(OnInconclusive), default.on_inconclusive),
         confidence=reader.decimal("confidence", "0.99", low="0.5", high="1", exclude_low=True, exclude_high=True),
-        step_deadline_seconds=_positive(
-            parse_duration(reader.get("stepDeadline", "1h"), reader.path("stepDeadline")), reader.path("stepDeadline")
-        ),
-        cooldown_seconds=parse_duration(reader.get("cooldown", "1h"), reader.path("cooldown")),
+        step_deadline_seconds=reader.seconds("stepDeadline", "1h", above_zero=True),
+        cooldown_seconds=reader.seconds("cooldown", "1h"),
         rollback_window=reader.integer("rollbackWindow", default.rollback_window, low=0, high=20),
         history_limit=reader.integer("historyLimit", default.history_limit, low=1, high=100),
         steps=steps,
@@ -889,7 +844,7 @@ def _rollout(reader: _Reader) -> RolloutPolicy:
 
 
 def _update_policy(reader: _Reader) -> UpdatePolicy:
-    kind = cast(UpdateType, reader.choice("type", get_args(UpdateType), "Auto"))
+    kind: UpdateType = reader.choice("type", get_args(UpdateType), "Auto")
     if kind == "Recreate" and "sideBySide" in reader.value:
         raise InvalidSpecError(
             reader.path("sideBySide"), "serves two models at a time, type Recreate has room for one; remove one of them"
@@ -897,11 +852,8 @@ def _update_policy(reader: _Reader) -> UpdatePolicy:
     return UpdatePolicy(
         type=kind,
         max_surge=_number_or_share(reader, "maxSurge"),
-        surge_deadline_seconds=parse_duration(reader.get("surgeDeadline", "5m"), reader.path("surgeDeadline")),
-        recreate_deadline_seconds=_positive(
-            parse_duration(reader.get("recreateDeadline", "10m"), reader.path("recreateDeadline")),
-            reader.path("recreateDeadline"),
-        ),
+        surge_deadline_seconds=reader.seconds("surgeDeadline", "5m"),
+        recreate_deadline_seconds=reader.seconds("recreateDeadline", "10m", above_zero=True),
         side_by_side=_side_by_side(reader) if "sideBySide" in reader.value else None,
     )
 
@@ -925,11 +877,9 @@ def _side_by_side(policy: _Reader) -> SideBySide:
     default = SideBySide()
     return SideBySide(
         weight=reader.integer("weight", default.weight, low=1, high=MAX_TRIAL_WEIGHT),
-        pause_seconds=parse_duration(reader.get("pause", "10m"), reader.path("pause")),
-        promotion=cast(Promotion, reader.choice("promotion", get_args(Promotion), default.promotion)),
-        deadline_seconds=_positive(
-            parse_duration(reader.get("deadline", "1h"), reader.path("deadline")), reader.path("deadline")
-        ),
+        pause_seconds=reader.seconds("pause", "10m"),
+        promotion=reader.choice("promotion", get_args(Promotion), default.promotion),
+        deadline_seconds=reader.seconds("deadline", "1h", above_zero=True),
     )
 
 
@@ -958,12 +908,9 @@ def _deprecated(spec: _Reader) -> tuple[str, ...]:
 
 
 def _gateways(reader: _Reader) -> Route:
-    entries, names = reader.get("parentRefs"), reader.get("hostnames", [])
-    if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_PARENTS:
-        raise InvalidSpecError(
-            reader.path("parentRefs"), f"list between 1 and {MAX_PARENTS} Gateways, for example [{{name: public}}]"
-        )
-    parents = tuple(_parent(entry, f"{reader.path('parentRefs')}[{i}]") for i, entry in enumerate(entries))
+    what, names = "Gateways, for example [{name: public}]", reader.get("hostnames", [])
+    known = {"group", "kind", "namespace", "name", "sectionName", "port"}
+    parents = tuple(map(_parent, reader.entries("parentRefs", known, most=MAX_PARENTS, fewest=1, of=what)))
     if len(set(parents)) != len(parents):
         raise InvalidSpecError(reader.path("parentRefs"), "a parent is named twice")
     good = isinstance(names, list) and all(
@@ -976,8 +923,7 @@ def _gateways(reader: _Reader) -> Route:
     return Route(parents, tuple(names))
 
 
-def _parent(value: Any, where: str) -> tuple[tuple[str, str | int], ...]:
-    reader = _Reader(value, where, {"group", "kind", "namespace", "name", "sectionName", "port"})
+def _parent(reader: _Reader) -> tuple[tuple[str, str | int], ...]:
     reader.text("name", _OBJECT_NAME.pattern, "name a Gateway")
     reader.optional_text("namespace", _NAMESPACE.pattern, "name a namespace")
     reader.optional_text("sectionName", _OBJECT_NAME.pattern, "name a listener of the Gateway")
@@ -1118,8 +1064,8 @@ def _edge(spec: _Reader, pools: Sequence[WorkerPool], objective: Mapping[str, An
     if "uplink" in edge.value and not (isinstance(uplink, str) and bytes_per_second(uplink) > 0):
         hint = f"must be a rate above 0 such as 500kbit or 10Mbit, or left out to be measured; got {uplink!r}"
         raise InvalidSpecError(edge.path("uplink"), hint)
-    residue = cast(Residue, edge.choice("residue", RESIDUES, "Auto"))
-    return Edge(name, uplink, residue, cast(Offline, edge.choice("offline", OFFLINE, "Refuse")))
+    residue: Residue = edge.choice("residue", RESIDUES, "Auto")
+    return Edge(name, uplink, residue, edge.choice("offline", OFFLINE, "Refuse"))
 
 
 def _pool(reader: _Reader, worker: Mapping[str, Any]) -> WorkerPool:
@@ -1167,21 +1113,8 @@ def _autoscaling(spec: _Reader) -> Autoscaling | None:
         max_replicas=reader.integer("maxReplicas", None, low=fewest, high=MAX_REPLICAS),
         target_in_flight=reader.integer("targetInFlight", None, low=1, high=MAX_IN_FLIGHT),
         min_replicas=fewest,
-        no_exit_floor=cast(NoExitFloor, reader.choice("noExitFloor", get_args(NoExitFloor), "Reserve")),
+        no_exit_floor=reader.choice("noExitFloor", get_args(NoExitFloor), "Reserve"),
     )
-
-
-def _step(reader: _Reader) -> Step:
-    pause = 0.0
-    if "pause" in reader.value:
-        pause = _positive(parse_duration(reader.get("pause"), reader.path("pause")), reader.path("pause"))
-    return Step(reader.integer("weight", None, low=1, high=100), pause)
-
-
-def _positive(seconds: float, field_name: str) -> float:
-    if seconds <= 0:
-        raise InvalidSpecError(field_name, "must be longer than 0")
-    return seconds
 
 
 class _Reader:
@@ -1207,6 +1140,27 @@ class _Reader:
             raise InvalidSpecError(self.path(name), "required")
         return _Reader(self.value.get(name, {}), self.path(name), known)
 
+    def entries(self, name: str, known: set[str], *, most: int, fewest: int = 0, of: str) -> list[_Reader]:
+        """A list of objects; ``of`` says what belongs there."""
+        value, between = self.value.get(name, []), f"between {fewest} and" if fewest else "at most"
+        if not isinstance(value, list) or not fewest <= len(value) <= most:
+            raise InvalidSpecError(self.path(name), f"list {between} {most} {of}")
+        return [_Reader(entry, f"{self.path(name)}[{i}]", known) for i, entry in enumerate(value)]
+
+    def seconds(self, name: str, default: str | None = None, *, above_zero: bool = False) -> Any:
+        """A duration; None only where it is not there and has no default."""
+        value = self.value.get(name, default)
+        if value is None:
+            return None
+        seconds = parse_duration(value, self.path(name))
+        if above_zero and seconds <= 0:
+            raise InvalidSpecError(self.path(name), "must be longer than 0")
+        return seconds
+
+    def budget(self) -> float:
+        """``maxDisagreement``, which has no default."""
+        return self.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True)
+
     def mapping(self, name: str) -> Mapping[str, Any]:
         value = self.value.get(name, {})
         if not isinstance(value, Mapping):
@@ -1222,11 +1176,11 @@ class _Reader:
     def optional_text(self, name: str, pattern: str, hint: str) -> str | None:
         return self.text(name, pattern, hint) if name in self.value else None
 
-    def choice(self, name: str, options: tuple[str, ...], default: str) -> str:
+    def choice(self, name: str, options: tuple[W, ...], default: W) -> W:
         value = self.value.get(name, default)
         if value not in options:
             raise InvalidSpecError(self.path(name), f"must be one of {', '.join(options)}; got {value!r}")
-        return str(value)
+        return cast(W, value)
 
     def integer(self, name: str, default: int | None, *, low: int, high: int) -> int:
         value = self.value.get(name, default)

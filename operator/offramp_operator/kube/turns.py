@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from offramp_core.control.objects import Condition, Service
-from offramp_core.control.snapshot import Turn
+from offramp_core.control.snapshot import Trouble
 from offramp_core.control.workers.pace import Member, Standing, Turns, next_turns
 from offramp_core.reasons import ConditionType, PassedOn, Reason
 from offramp_operator.kube.failures import condition
@@ -70,15 +70,15 @@ class TurnKeeper:
         found, self._woken = frozenset(self._woken), set()
         return found
 
-    def reason_to_wait(self) -> Turn:
+    def reason_to_wait(self) -> Trouble:
         """The message about a service whose turn has not come."""
         if not self._failed:
-            return Turn(
+            return Trouble(
                 Reason.WAITING_FOR_TURN,
                 "the operator's administrator changed what workers run; other services take it first",
             )
         name, why = min(self._failed.items())
-        return Turn(
+        return Trouble(
             Reason.FLEET_UPDATE_STOPPED,
             f"what the operator's administrator changed fails at {name} ({why}) and goes no further; it goes on when "
             "that service recovers or the chart asks for another "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from offramp_core.control.objects import ModelSource, Service
-from offramp_core.control.snapshot import Turn
+from offramp_core.control.snapshot import Trouble
 from offramp_core.control.workers.update import brought_back
 from offramp_core.control.workers.versions import split_in_force
 from offramp_core.errors import InvalidSpecError
@@ -67,7 +67,7 @@ class Templates:
         """The image that the administrator asks for: that of the service's class, where it has one."""
         return settings_for(memory.worker_class, self._workers).image
 
-    def turn(self, key: ServiceKey, service: Service, memory: Memory) -> Turn | None:
+    def turn(self, key: ServiceKey, service: Service, memory: Memory) -> Trouble | None:
         """Why the workers stay as they are, where they are not what the administrator asks for. Decides what they are
         to be until then.
 
