@@ -21,6 +21,17 @@ BACKOFF = 0.9  # Clipper's
 SECONDS_OF_OBJECTIVE = 0.5
 
 
+class Queue(NamedTuple):
+    """``rows`` > 0 requests that wait at ``now``, the first of which came at ``head_arrival`` and is of no use any more
+    at ``head_deadline``. ``worst_seconds`` is the longest a batch can take, by its rows."""
+
+    now: float
+    rows: int
+    head_arrival: float
+    worst_seconds: Sequence[float]
+    head_deadline: float = math.inf
+
+
 class Start(NamedTuple):
     """Run the first ``rows`` of the queue now."""
 
@@ -60,27 +71,15 @@ class Batching(Protocol):
     def padded(self, rows: int) -> int:
         """The batch size that runs when ``rows`` rows are in it."""
 
-    def decide(
-        self,
-        *,
-        now: float,
-        queued: int,
-        head_arrival: float,
-        worst_seconds: Sequence[float],
-        head_deadline: float = math.inf,
-    ) -> Decision:
-        """What to do with ``queued`` > 0 waiting requests, the first of which came at ``head_arrival``.
-
-        ``worst_seconds`` is the longest a batch can take, by its rows; ``head_deadline`` is when the first one is of no
-        use any more.
-        """
+    def decide(self, queue: Queue) -> Decision:
+        """What to do with the requests that wait."""
 
     def after(self, *, rows: int, seconds: float) -> Self:
         """The policy once a batch of ``rows`` rows took ``seconds``."""
 
 
 class _Plain:
-    """What most policies do: batches up to ``max_batch``, and none is padded."""
+    """What most policies do: batches up to ``max_batch``, none is padded, and nothing is learned from one."""
 
     __slots__ = ()
     max_batch: int
@@ -91,6 +90,9 @@ class _Plain:
 
     def padded(self, rows: int) -> int:
         return rows
+
+    def after(self, *, rows: int, seconds: float) -> Self:  # noqa: ARG002 - what others learn from
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +121,8 @@ class OfframpBatching(_Plain):
     def batch_rows(self) -> int:
         return int(min(self.limit, self.max_batch))
 
-    def decide(
-        self,
-        *,
-        now: float,
-        queued: int,
-        head_arrival: float,
-        worst_seconds: Sequence[float],
-        head_deadline: float = math.inf,
-    ) -> Decision:
-        del now, head_arrival, worst_seconds, head_deadline
-        return Start(min(queued, self.batch_rows))
+    def decide(self, queue: Queue) -> Decision:
+        return Start(min(queue.rows, self.batch_rows))
 
     def after(self, *, rows: int, seconds: float) -> Self:
         if self.target_seconds is None:
@@ -173,24 +166,11 @@ class TfServingBatching(_Plain):
     def padded(self, rows: int) -> int:
         return next((size for size in self.allowed_batch_sizes if size >= rows), rows) if rows else 0
 
-    def decide(
-        self,
-        *,
-        now: float,
-        queued: int,
-        head_arrival: float,
-        worst_seconds: Sequence[float],
-        head_deadline: float = math.inf,
-    ) -> Decision:
-        del worst_seconds, head_deadline
-        ripe_at = head_arrival + self.batch_timeout_micros * 1e-6
-        if queued >= self.max_batch or ripe_at <= now:
-            return Start(min(queued, self.max_batch))
+    def decide(self, queue: Queue) -> Decision:
+        ripe_at = queue.head_arrival + self.batch_timeout_micros * 1e-6
+        if queue.rows >= self.max_batch or ripe_at <= queue.now:
+            return Start(min(queue.rows, self.max_batch))
         return Wait(ripe_at)
-
-    def after(self, *, rows: int, seconds: float) -> Self:
-        del rows, seconds
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,23 +192,11 @@ class ClockworkBatching(_Plain):
         if not self.slo_seconds > 0:
             raise InvalidArgumentError(f"slo_seconds is {self.slo_seconds}; Clockwork needs a positive deadline")
 
-    def decide(
-        self,
-        *,
-        now: float,
-        queued: int,
-        head_arrival: float,
-        worst_seconds: Sequence[float],
-        head_deadline: float = math.inf,
-    ) -> Decision:
-        left = min(head_arrival + self.slo_seconds, head_deadline) - now
-        largest = min(queued, self.max_batch)
-        fits = bisect_right(worst_seconds, left, 1, largest + 1) - 1
+    def decide(self, queue: Queue) -> Decision:
+        left = min(queue.head_arrival + self.slo_seconds, queue.head_deadline) - queue.now
+        largest = min(queue.rows, self.max_batch)
+        fits = bisect_right(queue.worst_seconds, left, 1, largest + 1) - 1
         return Start(fits) if fits >= 1 else Drop(1)
-
-    def after(self, *, rows: int, seconds: float) -> Self:
-        del rows, seconds
-        return self
 
 
 def in_turn(waiting: Sequence[int], *, batch_rows: int, may_pass: bool) -> Sequence[int]:

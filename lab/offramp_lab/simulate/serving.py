@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.admission import Entry, Pace, QueueAdmission, forecast
-from offramp_core.batching import Batching, Drop, Start, exact_seconds
+from offramp_core.batching import Batching, Drop, Queue, Start, exact_seconds
 from offramp_core.bundle import Profile
 from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError
@@ -237,12 +237,8 @@ class _Loop:
         """One decision; returns when the next one is due."""
         head = self._queue[self._head]
         period = self._current(head)
-        decision = self._policy.decide(
-            now=now,
-            queued=len(self._queue) - self._head,
-            head_arrival=self._arrivals[head],
-            worst_seconds=period.stages.worst if self._entry is None else self._entry.door.pace.seconds,
-        )
+        worst = period.stages.worst if self._entry is None else self._entry.door.pace.seconds
+        decision = self._policy.decide(Queue(now, len(self._queue) - self._head, self._arrivals[head], worst))
         if isinstance(decision, Start):
             return self._start(now, decision.rows, period)
         if isinstance(decision, Drop):

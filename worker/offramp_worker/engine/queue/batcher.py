@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offramp_core.admission import Entry, Forecast, Pace, QueueAdmission, due_after, forecast
-from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
+from offramp_core.batching import Batching, Decision, Drop, Queue, Start, Wait, in_turn
 from offramp_core.sharing import Claim
 from offramp_worker.engine.queue.relief import Relief
 from offramp_worker.engine.queue.tickets import HIGHEST_PRIORITY, Array, OverloadedError, Ticket, UnableError
@@ -361,13 +361,7 @@ class Batcher:
             return None
         lane = self._first_lane()
         head = lane.tickets[0]
-        decision = self._policy.decide(
-            now=now,
-            queued=lane.rows,
-            head_arrival=head.admitted,
-            worst_seconds=self._door.pace.seconds,
-            head_deadline=head.expires,
-        )
+        decision = self._policy.decide(Queue(now, lane.rows, head.admitted, self._door.pace.seconds, head.expires))
         if self._closed and isinstance(decision, Wait):
             return Start(min(lane.rows, self._policy.batch_rows))  # nothing more will come to fill the batch
         return decision
