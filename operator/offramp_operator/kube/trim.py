@@ -7,7 +7,7 @@ the spec as compact JSON bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -32,18 +32,7 @@ from offramp_operator.kube.kinds import (
 )
 from offramp_operator.kube.manifests import CONTAINER
 
-_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "ownerReferences",
-    "labels",
-    "annotations",
-)
+Item = TypeVar("Item")
 _OWNER = ("kind", "name", "uid", "controller")
 _COMPARED = frozenset({DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, HTTP_ROUTE})
 _WHOLE = frozenset({SERVICE, CONFIG, ROLLOUT, WORKER_CLASS, WORKER_POOL})
@@ -101,7 +90,7 @@ _KEPT = frozenset({*_WHOLE, *_COMPARED, CONFIG_MAP, POD, REPLICA_SET, JOB})
 
 
 def _metadata(metadata: Object) -> Object:
-    kept = {name: metadata[name] for name in _METADATA if name in metadata}
+    kept = {name: metadata[name] for name in _Metadata.__struct_fields__ if name in metadata}
     if "ownerReferences" in kept:
         kept["ownerReferences"] = [{name: r[name] for name in _OWNER if name in r} for r in kept["ownerReferences"]]
     if _COPY in (kept.get("annotations") or ()):
@@ -165,14 +154,9 @@ class _PageMetadata(msgspec.Struct):
     token: str = msgspec.field(name="continue", default="")
 
 
-class _Page(msgspec.Struct):
+class _Page(msgspec.Struct, Generic[Item]):
     metadata: _PageMetadata
-    items: list[_Item] | None = None
-
-
-class _BriefPage(msgspec.Struct):
-    metadata: _PageMetadata
-    items: list[_Brief] | None = None
+    items: list[Item] | None = None
 
 
 class _Event(msgspec.Struct):
@@ -185,7 +169,7 @@ class _Bookmark(msgspec.Struct):
 
 
 _BRIEF = frozenset({POD, REPLICA_SET})
-_PAGE, _BRIEF_PAGE = msgspec.json.Decoder(_Page), msgspec.json.Decoder(_BriefPage)
+_PAGE, _BRIEF_PAGE = msgspec.json.Decoder(_Page[_Item]), msgspec.json.Decoder(_Page[_Brief])
 _ITEM, _BRIEF_ITEM, _EVENT = msgspec.json.Decoder(_Item), msgspec.json.Decoder(_Brief), msgspec.json.Decoder(_Event)
 
 
