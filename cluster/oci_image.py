@@ -54,14 +54,10 @@ class ImageError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer: a folder's content put under ``target``, or a tar file taken as it is.
-
-    ``owner`` (uid, gid) is given to every entry of a folder.
-    """
+    """One layer: a folder's content put under ``target``, all of it root's, or a tar file taken as it is."""
 
     source: Path
     target: str = "/"
-    owner: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,24 +65,20 @@ class ImageConfig:
     """What a container of the image runs, and as whom. Ports are like ``8080/tcp``."""
 
     entrypoint: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
     working_dir: str = ""
     ports: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     def as_oci(self) -> dict[str, Any]:
         """Return the ``config`` object of the OCI image configuration; empty values are left out."""
         env = {"PATH": DEFAULT_PATH, **self.env}
         values: dict[str, Any] = {
             "Entrypoint": list(self.entrypoint),
-            "Cmd": list(self.command),
             "Env": [f"{key}={value}" for key, value in env.items()],
             "User": self.user,
             "WorkingDir": self.working_dir,
             "ExposedPorts": {port: {} for port in self.ports},
-            "Labels": dict(self.labels),
         }
         return {key: value for key, value in values.items() if value}
 
@@ -143,10 +135,9 @@ def _readable_by_all(mode: int) -> int:
     return stat.S_IMODE(mode) | owner << 3 | owner
 
 
-def _tar_info(entry: _Entry, owner: tuple[int, int]) -> tarfile.TarInfo:
+def _tar_info(entry: _Entry) -> tarfile.TarInfo:
     info = tarfile.TarInfo(entry.name)
     info.mtime = FIXED_MTIME_S
-    info.uid, info.gid = owner
     if entry.path is None or entry.status is None:
         info.type, info.mode = tarfile.DIRTYPE, 0o755
         return info
@@ -192,7 +183,7 @@ def write_layer(layer: Layer, target: Path) -> Blob:
         writer = _HashingWriter(file)
         with tarfile.open(fileobj=cast(IO[bytes], writer), mode="w|", format=tarfile.PAX_FORMAT) as tar:
             for entry in _entries(layer):
-                info = _tar_info(entry, layer.owner)
+                info = _tar_info(entry)
                 if not info.isreg():
                     tar.addfile(info)
                     continue
@@ -220,7 +211,7 @@ def _fingerprint(layer: Layer) -> tuple[str, int]:
     always changes the fingerprint, even if its size and mtime were put back.
     """
     digest, size = hashlib.sha256(), 0
-    digest.update(repr((FIXED_MTIME_S, layer.source.is_dir(), layer.target, layer.owner)).encode())
+    digest.update(repr((FIXED_MTIME_S, layer.source.is_dir(), layer.target)).encode())
     entries = _entries(layer) if layer.source.is_dir() else [_Entry("", layer.source, layer.source.stat())]
     for entry in entries:
         status = entry.status
@@ -482,18 +473,6 @@ def _layer_argument(text: str) -> Layer:
     return Layer(source=Path(source), target=target or "/")
 
 
-def _owner_argument(text: str) -> tuple[int, int]:
-    user, _, group = text.partition(":")
-    return int(user), int(group or user)
-
-
-def _pair_argument(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not key or not separator:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    return key, value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="oci_image.py", description="Pack folders as an OCI image, without a container engine."
@@ -511,16 +490,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH[=/TARGET]",
         help="a folder (its content goes under TARGET, default /) or a tar file; repeat, lowest first",
     )
-    build.add_argument(
-        "--owner", type=_owner_argument, default=(0, 0), metavar="UID[:GID]", help="of all folder layers"
-    )
     build.add_argument("--entrypoint", action="append", default=[], metavar="WORD", help="repeat for each word")
-    build.add_argument("--cmd", action="append", default=[], metavar="WORD", help="repeat for each word")
-    build.add_argument("--env", action="append", default=[], type=_pair_argument, metavar="KEY=VALUE")
-    build.add_argument("--label", action="append", default=[], type=_pair_argument, metavar="KEY=VALUE")
     build.add_argument("--user", default="", metavar="UID[:GID]", help="numeric, so that runAsNonRoot can be checked")
-    build.add_argument("--workdir", default="", metavar="PATH")
-    build.add_argument("--port", action="append", default=[], metavar="PORT[/PROTOCOL]")
 
     names = commands.add_parser("names", help="print the references an image carries")
     names.add_argument("image", type=Path)
@@ -532,17 +503,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(options: argparse.Namespace) -> None:
-    layers = [Layer(source=layer.source, target=layer.target, owner=options.owner) for layer in options.layer]
-    config = ImageConfig(
-        entrypoint=tuple(options.entrypoint),
-        command=tuple(options.cmd),
-        env=dict(options.env),
-        user=options.user,
-        working_dir=options.workdir,
-        ports=tuple(port if "/" in port else f"{port}/tcp" for port in options.port),
-        labels=dict(options.label),
-    )
-    print(build_image(name=options.name, layers=layers, config=config, output=options.output))
+    config = ImageConfig(entrypoint=tuple(options.entrypoint), user=options.user)
+    print(build_image(name=options.name, layers=options.layer, config=config, output=options.output))
 
 
 def main() -> int:
