@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from offramp_cli.show.lines import Cell, columns, heading
+from offramp_cli.show.lines import Cell, table
 from offramp_core.fleet import OFTEN, Considered, FleetDocument, FleetPlan, ServicePlan, Usual, Workers
 
 POOLS = ("POOL", "WORKERS", "COST/H", "ONE MORE SAVES")
@@ -16,7 +16,7 @@ CONSIDERED = ("PLAN", "POOL", "BATCH", "DISAGREES", "ALONE", "COST/H", "WORKERS"
 
 def fleet_lines(document: FleetDocument, plan: FleetPlan, saved: Mapping[str, float]) -> list[Text]:
     """Pools with what one more worker of each would have ``saved``, then a table for each service."""
-    rows: list[list[Cell]] = [[heading(title) for title in POOLS]]
+    rows: list[list[Cell]] = []
     for pool in document.pools:
         used = plan.workers_by_pool[pool.name]
         worth = saved.get(pool.name)
@@ -28,7 +28,7 @@ def fleet_lines(document: FleetDocument, plan: FleetPlan, saved: Mapping[str, fl
                 "-" if worth is None else f"{worth:.3g}/h",
             ]
         )
-    lines = columns(rows)
+    lines = table(POOLS, rows)
     for service in plan.services:
         lines += [Text(), _head(service, document.usual.get(service.service)), *_considered(service)]
     return [*lines, Text(), _total(plan)]
@@ -49,12 +49,12 @@ def _head(service: ServicePlan, usual: Usual | None) -> Text:
 
 
 def _considered(service: ServicePlan) -> list[Text]:
-    rows: list[list[Cell]] = [[heading(title) for title in CONSIDERED]]
+    rows: list[list[Cell]] = []
     order = sorted(service.considered, key=lambda row: (row.workers == 0, row.cost_alone is None, row.cost_alone or 0))
     for row in order:
         style = "" if row.workers else "dim"
         rows.append([Text(cell, style=style) for cell in _cells(row)])
-    return columns(rows)
+    return table(CONSIDERED, rows)
 
 
 def _cells(row: Considered) -> Sequence[str]:

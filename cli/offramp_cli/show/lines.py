@@ -46,12 +46,14 @@ def columns(rows: Iterable[Sequence[Cell]]) -> list[Text]:
     return lines
 
 
+def table(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> list[Text]:
+    """Columns below their titles."""
+    return columns([[heading(title) for title in titles], *rows])
+
+
 def tree(header: Sequence[str], roots: Sequence[Node]) -> list[Text]:
     """Trees below one header; branches are drawn in the first column."""
-    rows: list[Sequence[Cell]] = [[heading(title) for title in header]]
-    for root in roots:
-        rows += _branch(root, "", "")
-    return columns(rows)
+    return table(header, (row for root in roots for row in _branch(root, "", "")))
 
 
 def _branch(node: Node, before: str, below: str) -> list[Sequence[Cell]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from offramp_cli.show.lines import STYLES, Cell, columns, heading, state
+from offramp_cli.show.lines import STYLES, Cell, state, table
 from offramp_core.reasons import condition_tone
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
@@ -17,8 +17,7 @@ from offramp_operator.explain.words import ago
 def health_lines(family: Family, now: float) -> list[Text]:
     """The verdict and every condition."""
     found = health(family)
-    rows: list[list[Cell]] = [[heading(title) for title in ("CONDITION", "STATUS", "REASON", "FOR", "MESSAGE")]]
-    rows += [
+    rows: list[list[Cell]] = [
         [
             c.type,
             Text(c.status, style=STYLES[condition_tone(c.type, c.status, c.reason)]),
@@ -30,7 +29,7 @@ def health_lines(family: Family, now: float) -> list[Text]:
     ]
     return [
         Text(f"{family.name}: ") + state(found.verdict) + f": {found.message}",
-        *(columns(rows) if len(rows) > 1 else []),
+        *(table(("CONDITION", "STATUS", "REASON", "FOR", "MESSAGE"), rows) if rows else []),
         *(Text(f"capacity: {sentence}") for sentence in capacity_facts(family)),
         *(Text(sentence) for sentence in pool_facts(family)),
         *(Text(f"savings: {sentence}") for sentence in sentences(family)),

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from offramp_cli.show.lines import Cell, columns, heading, state
+from offramp_cli.show.lines import Cell, state, table
 from offramp_operator.explain.capacity import capacity_data, headroom_text
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.health import health
@@ -34,9 +34,7 @@ def history_lines(family: Family, now: float, *, wide: bool = False) -> list[Tex
         "AGE",
         *(["MESSAGE"] if wide else []),
     ]
-    rows: list[list[Cell]] = [[heading(title) for title in titles]]
-    rows += [_row(attempt, now, wide=wide) for attempt in attempts(family, now)]
-    return columns(rows)
+    return table(titles, (_row(attempt, now, wide=wide) for attempt in attempts(family, now)))
 
 
 def _row(attempt: Attempt, now: float, *, wide: bool) -> list[Cell]:
@@ -79,11 +77,11 @@ def top_lines(families: Sequence[Family], *, wide: bool = False, namespaces: boo
         titles.insert(0, "NAMESPACE")
     if wide:
         titles += ["MODE", "CONFIG", "AUDITS", "WORKERS"]
-    rows: list[list[Cell]] = [[heading(title) for title in titles]]
+    rows: list[list[Cell]] = []
     for family in families:
         row = _figures(family, wide=wide)
         rows.append([family.service.namespace, *row] if namespaces else row)
-    return columns(rows)
+    return table(titles, rows)
 
 
 def _figures(family: Family, *, wide: bool) -> list[Cell]:

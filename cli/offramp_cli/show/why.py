@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from offramp_cli.show.lines import Cell, columns, filled, heading, state
+from offramp_cli.show.lines import Cell, filled, heading, state, table
 from offramp_core.control.objects import Rollout
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
@@ -61,8 +61,7 @@ def _rollout_lines(family: Family, rollout: Rollout, now: float) -> list[Text]:
     seen = readings(rollout, now)
     if not seen:
         return [*lines, Text(f"  {NO_READING}")]
-    rows: list[list[Cell]] = [[heading(name) for name in _TITLES]]
-    return [*lines, *_indented(columns([*rows, *(_gate_row(reading) for reading in seen)]))]
+    return [*lines, *_indented(table(_TITLES, map(_gate_row, seen)))]
 
 
 def _indented(lines: list[Text]) -> list[Text]:
