@@ -12,11 +12,12 @@ import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from offramp_core.control.snapshot import WorkerEndpoint
@@ -498,7 +499,7 @@ def test_templates_differ_exactly_when_a_worker_would() -> None:
     env = {**SPEC, "worker": {"env": [{"name": "A", "value": "b"}], "nodeSelector": {"x": "y"}}}
     other = render("digits", "u", parse_spec(env), cpus=2)
     assert other.digest != base.digest
-    assert WorkerTemplate.from_mapping(json.loads(json.dumps(other.to_mapping()))) == other
+    assert msgspec.convert(json.loads(json.dumps(asdict(other))), WorkerTemplate) == other
 
 
 def test_relative_bundles_count_from_the_manifests_folder(tmp_path: Path) -> None:

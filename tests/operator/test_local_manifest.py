@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -106,10 +108,10 @@ def test_an_option_makes_another_template_which_survives_its_file(
     spec = parse_spec(changed(f"spec.{field}", value)["spec"])
     other = render("digits", "uid", spec, cpus=2)
     assert other.digest != plain.digest and other.options == (variable,)
-    kept = json.loads(json.dumps(other.to_mapping()))
-    assert WorkerTemplate.from_mapping(kept) == other
+    kept = json.loads(json.dumps(asdict(other)))
+    assert msgspec.convert(kept, WorkerTemplate) == other
     del kept["options"]  # as an older Offramp wrote it
-    assert WorkerTemplate.from_mapping(kept) == plain
+    assert msgspec.convert(kept, WorkerTemplate) == plain
 
 
 @pytest.mark.parametrize(

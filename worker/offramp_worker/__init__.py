@@ -12,11 +12,12 @@ memory.py     memory that this process holds: given back, and in large pages
 metrics.py    Prometheus metrics, for people and dashboards
 page_locked.py  memory of the host that a GPU reads directly, for batches
 private.py    opening files of this worker alone
+process.py    one worker process, whatever it serves
 reporting.py  what a worker reports of an engine to its control plane, also while the bundle is out of memory
 settings.py   a worker's settings, parsed once from the environment
 tracing.py    OpenTelemetry traces of inference requests
 weights.py    weights that are in memory once, however many sessions read them
-worker.py     one worker process as both ports see it: loading, serving, broken or draining
+worker.py     a worker that classifies, as both ports see it
 """
 
 import os

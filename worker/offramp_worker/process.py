@@ -32,7 +32,7 @@ class Serving(Protocol):
     def alive(self) -> bool: ...
 
 
-class WorkerProcess(ABC):
+class ServingProcess(ABC):
     """What a process has and does. A worker whose bundle is broken stays up, unready, and says why."""
 
     def __init__(

@@ -20,11 +20,11 @@ from offramp_worker.plans.preparation import check_fits
 if TYPE_CHECKING:
     from offramp_worker.bundle.load import Bundle
     from offramp_worker.engine.engine import Engine
-    from offramp_worker.process import WorkerProcess
+    from offramp_worker.process import ServingProcess
     from offramp_worker.worker import InferenceWorker
 
 
-def blank_state(worker: WorkerProcess) -> WorkerState:
+def blank_state(worker: ServingProcess) -> WorkerState:
     """Of a worker that has no bundle yet."""
     return WorkerState(
         uid=worker.settings.uid,
@@ -40,7 +40,7 @@ def blank_state(worker: WorkerProcess) -> WorkerState:
     )
 
 
-def in_force(state: WorkerState, worker: WorkerProcess, arms: Arms) -> WorkerState:
+def in_force(state: WorkerState, worker: ServingProcess, arms: Arms) -> WorkerState:
     """With what serves now, by the newest document."""
     active, plans = arms.active, worker.plans
     return replace(

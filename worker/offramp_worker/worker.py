@@ -1,4 +1,4 @@
-"""One worker process as both ports see it: loading, serving, broken or draining."""
+"""A worker that classifies, as both ports see it: its bundle loaded, at rest or gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offramp_worker.memory import return_memory
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.classifier import ClassifierPlans
 from offramp_worker.plans.fixed import take_fixed_plan
-from offramp_worker.process import WorkerProcess
+from offramp_worker.process import ServingProcess
 from offramp_worker.reporting import Resting, blank_state, observed, owes_audits, resting_of, state_of
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import Tracing
@@ -64,7 +64,7 @@ def _let_go(engine: Engine) -> None:
         engine.captures.close()
 
 
-class InferenceWorker(WorkerProcess):
+class InferenceWorker(ServingProcess):
     """A worker that classifies."""
 
     def __init__(

@@ -8,12 +8,13 @@ import logging
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import httpx
+import msgspec
 
 from offramp_core.control.snapshot import WorkerEndpoint
-from offramp_core.errors import InvalidArgumentError
 from offramp_operator.local.front import FrontProcess
 from offramp_operator.local.process import (
     HOST,
@@ -204,8 +205,8 @@ class Fleet:
     def _save(self) -> None:
         value = {
             "next": self._next_number,
-            "workers": [worker.record.to_mapping() for worker in self._workers],
-            "templates": [template.to_mapping() for template in self._templates],
+            "workers": [asdict(worker.record) for worker in self._workers],
+            "templates": [asdict(template) for template in self._templates],
         }
         replace_file(self._state.workers_file, json.dumps(value, indent=2).encode() + b"\n")
 
@@ -213,11 +214,11 @@ class Fleet:
 def _load(state: StateFolder) -> tuple[list[WorkerRecord], int, list[WorkerTemplate]]:
     try:
         value: dict[str, Any] = json.loads(state.workers_file.read_text(encoding="utf-8"))
-        workers = [WorkerRecord.from_mapping(entry) for entry in value["workers"]]
-        return workers, int(value["next"]), [WorkerTemplate.from_mapping(each) for each in value.get("templates", ())]
+        workers = msgspec.convert(value["workers"], list[WorkerRecord])
+        return workers, int(value["next"]), msgspec.convert(value.get("templates", []), list[WorkerTemplate])
     except FileNotFoundError:
         return [], 0, []
-    except (ValueError, KeyError, TypeError, InvalidArgumentError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StateFolderError(
             f"{state.workers_file} is damaged ({error!r}); delete it: workers then start anew"
         ) from error

@@ -12,9 +12,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -52,13 +51,6 @@ class WorkerRecord:
     restarts: int = 0
     pid: int = 0
     pid_started: int = 0
-
-    def to_mapping(self) -> dict[str, Any]:
-        return {**asdict(self), "template": self.template.to_mapping()}
-
-    @classmethod
-    def from_mapping(cls, value: dict[str, Any]) -> WorkerRecord:
-        return cls(**{**value, "template": WorkerTemplate.from_mapping(value["template"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,16 +61,7 @@ class WorkerTemplate:
     @property
     def digest(self) -> str:
         """Equal templates have equal digests."""
-        return hashlib.sha256(canonical_json(self.to_mapping())).hexdigest()[:16]
-
-    def to_mapping(self) -> dict[str, Any]:
-        pairs = {"env": self.env, "options": self.options}
-        return {**asdict(self), **{name: [list(pair) for pair in value] for name, value in pairs.items()}}
-
-    @classmethod
-    def from_mapping(cls, value: Mapping[str, Any]) -> WorkerTemplate:
-        pairs = {key: tuple((str(name), str(text)) for name, text in value.get(key, ())) for key in ("env", "options")}
-        return cls(**{**value, **pairs})
+        return hashlib.sha256(canonical_json(asdict(self))).hexdigest()[:16]
 
 
 def render(service: str, service_uid: str, spec: ServiceSpec, *, cpus: int | None = None) -> WorkerTemplate:

@@ -16,5 +16,5 @@ serve.py        the process of a worker that generates
 settings.py     settings of a worker that generates, beside `offramp_worker.settings`
 tickets.py      a requested answer on its way through the desk
 tokenizer.py    text to tokens and back by a bundle's `tokenizer.json` and `tokenizer_config.json`
-worker.py       one worker process that generates, as both ports see it
+worker.py       a worker that generates, as both ports see it
 """

@@ -1,4 +1,4 @@
-"""One worker process that generates, as both ports see it: loading, serving, broken or draining."""
+"""A worker that generates, as both ports see it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from offramp_worker.generate.seam import REFERENCE, DecodingRoute, GenerationBun
 from offramp_worker.generate.settings import GenerationSettings
 from offramp_worker.generate.tickets import Deliver
 from offramp_worker.logs import log_event
-from offramp_worker.process import WorkerProcess
+from offramp_worker.process import ServingProcess
 from offramp_worker.reporting import blank_state, in_force, owes_audits
 from offramp_worker.settings import Settings
 
 
-class GenerationWorker(WorkerProcess):
+class GenerationWorker(ServingProcess):
     """A worker that generates."""
 
     def __init__(
