@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,6 +158,10 @@ class Origin(NamedTuple):
     audit_rate: float = 1.0
 
 
+#: How a ring keeps the fields of :class:`Origin`, by what records call them.
+ORIGINS: Mapping[str, str] = {"slice": "<i4", "stream": "<i8", "repeats": "u1", "draw": "<f4", "audit_rate": "<f4"}
+
+
 class RecordRing:
     """The last ``rows`` equal-weight records. Every row has a sequence number that never repeats within the process."""
 
@@ -182,11 +186,7 @@ class RecordRing:
         self._answers = {
             name: np.zeros((rows, n_ramps) if by_ramp else rows, dtype=kind) for name, kind, by_ramp in answers
         }
-        self._slice = np.zeros(rows, dtype="<i4")
-        self._stream = np.zeros(rows, dtype="<i8")
-        self._repeats = np.zeros(rows, dtype="u1")
-        self._draw = np.zeros(rows, dtype="<f4")
-        self._audit_rate = np.ones(rows, dtype="<f4")
+        self._origins = {name: np.zeros(rows, dtype=kind) for name, kind in ORIGINS.items()}
 
     @property
     def next(self) -> int:
@@ -208,8 +208,9 @@ class RecordRing:
             self._time[at], self._uncertainty[at] = time, uncertainty
             for name, column in self._answers.items():
                 column[at] = answers[name]
-            columns = zip(*origins, strict=True) if origins else Origin()
-            self._slice[at], self._stream[at], self._repeats[at], self._draw[at], self._audit_rate[at] = columns
+            columns: Iterable[Any] = zip(*origins, strict=True) if origins else Origin()
+            for kept, column in zip(self._origins.values(), columns, strict=True):
+                kept[at] = column
             self._next += len(uncertainty)
 
     def read(self, after: int, *, limit: int = ROWS_PER_ANSWER) -> RecordBlock:
@@ -218,19 +219,8 @@ class RecordRing:
             first = min(max(after, self._next - self._rows, self._first), self._next)
             stop = min(self._next, first + limit)
             at = np.arange(first, stop) % self._rows
-            columns = {
-                name: base64.b64encode(column[at].tobytes()).decode()
-                for name, column in (
-                    ("time", self._time),
-                    ("uncertainty", self._uncertainty),
-                    *self._answers.items(),
-                    ("slice", self._slice),
-                    ("stream", self._stream),
-                    ("repeats", self._repeats),
-                    ("draw", self._draw),
-                    ("audit_rate", self._audit_rate),
-                )
-            }
+            kept = {"time": self._time, "uncertainty": self._uncertainty, **self._answers, **self._origins}
+            columns = {name: base64.b64encode(column[at].tobytes()).decode() for name, column in kept.items()}
         return RecordBlock(first=first, next=stop, ramp_set_digest=self._digest, zero_one=self._zero_one, **columns)
 
 

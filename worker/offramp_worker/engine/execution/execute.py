@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.execution import Regrouping
 from offramp_core.task import top_labels
+from offramp_worker.engine.arms.tiers import MixedTests
 
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
@@ -47,20 +49,6 @@ class Leaves(Protocol):
     """What :class:`offramp_core.uncertainty.ExitTest` offers."""
 
     def leaves(self, logits: FloatArray, confidence: npt.NDArray[np.float64]) -> BoolArray | None: ...
-
-
-class Mixed(Protocol):
-    """What :class:`offramp_worker.engine.arms.tiers.MixedTests` offers."""
-
-    def leaves(
-        self, ramp: int, logits: FloatArray, confidence: npt.NDArray[np.float64], carried: IndexArray
-    ) -> BoolArray | None: ...
-
-
-class Regroups(Protocol):
-    """What :class:`offramp_core.execution.Regrouping` offers."""
-
-    def pays(self, stage: int, *, carried: int, waiting: int) -> bool: ...
 
 
 class Deadlines(Protocol):
@@ -176,10 +164,10 @@ def run_stages(
     *,
     tests: Mapping[int, Leaves],
     may_leave: BoolArray | None,
-    regroups: Regroups | None,
+    regroups: Regrouping | None,
     deadlines: Deadlines | None = None,
     withheld: Sequence[int] = (),
-    mixed: Mixed | None = None,
+    mixed: MixedTests | None = None,
     go_on: GoOn | None = None,
     further: int = 0,
 ) -> Iterator[Leave]:

@@ -4,6 +4,7 @@ the exact stage."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from offramp_worker.engine.execution.ramp_sets import HeldSets
 from offramp_worker.engine.execution.sessions import reproduces
 from offramp_worker.engine.execution.usual import UsualInputs
 from offramp_worker.engine.queue.batcher import Batch
-from offramp_worker.engine.queue.deadlines import BatchDeadlines, Deadlines
+from offramp_worker.engine.queue.deadlines import Deadlines
 
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
@@ -51,10 +52,14 @@ class Executor:
         deadlines = self._deadlines.of(batch, runtime)
         may_leave = _may_leave(batch, runtime, self._usual)
         mixed = _mixed(batch, runtime)
+        run = partial(
+            run_stages, runtime.stages, tests=runtime.tests, regroups=runtime.regrouping, further=runtime.further
+        )
         if runtime.plan.precision == EXACT:
-            return _run(runtime, batch.x, may_leave=may_leave, deadlines=deadlines, mixed=mixed, go_on=go_on)
+            withheld = runtime.stopped_classes
+            return run(batch.x, may_leave=may_leave, deadlines=deadlines, withheld=withheld, mixed=mixed, go_on=go_on)
         if may_leave is None:
-            leaves = _run(runtime, batch.x, may_leave=None, deadlines=deadlines, mixed=mixed, go_on=go_on)
+            leaves = run(batch.x, may_leave=None, deadlines=deadlines, mixed=mixed, go_on=go_on)
             return self._withheld(batch.x, runtime, leaves)
         return run_apart(
             batch.x,
@@ -63,8 +68,7 @@ class Executor:
             run=lambda x: self._withheld(
                 x,
                 runtime,
-                _run(
-                    runtime,
+                run(
                     x,
                     may_leave=None,
                     deadlines=None if deadlines is None else deadlines.of(may_leave),
@@ -109,26 +113,3 @@ def _mixed(batch: Batch, runtime: Runtime) -> MixedTests | None:
     named = np.array(tiers)
     everybody = [(named == "", runtime.tests)]
     return MixedTests(everybody + [(named == name, exits.tests) for name, exits in runtime.tiers.items()])
-
-
-def _run(
-    runtime: Runtime,
-    x: Array,
-    *,
-    may_leave: BoolArray | None,
-    deadlines: BatchDeadlines | None,
-    mixed: MixedTests | None,
-    go_on: GoOn | None,
-) -> Iterator[Leave]:
-    return run_stages(
-        runtime.stages,
-        x,
-        tests=runtime.tests,
-        may_leave=may_leave,
-        regroups=runtime.regrouping,
-        deadlines=deadlines,
-        withheld=runtime.stopped_classes if runtime.plan.precision == EXACT else (),
-        mixed=mixed,
-        go_on=go_on,
-        further=runtime.further,
-    )

@@ -98,37 +98,22 @@ class Replies:
 
     def fail(self, batch: Batch, runtime: Runtime, progress: Progress) -> None:
         """The rows not answered yet get an error; those that left before it keep their answers, and their audits."""
-        done = []
         if runtime.judges_itself:
             for i in (
                 i for i in set(range(len(batch))) - progress.open_rows if batch.owners[i][0].counted_under(runtime)
             ):
                 self._audit(batch, runtime, i, compare=True, record=False)
-        for i in sorted(progress.open_rows):
-            ticket, _ = batch.owners[i]
-            ticket.error = "the batch of this request failed; the worker goes on, retry"
-            ticket.pending -= 1
-            if ticket.pending == 0:
-                done.append(ticket)
-        for ticket in done:
-            self.abandon(ticket)
-        self._accounts.unanswered(len(progress.open_rows), RequestOutcome.FAILED, arm=runtime.counter.arm)
-        self._deliver(done)
+        rows = sorted(progress.open_rows)
+        for i in rows:
+            batch.owners[i][0].error = "the batch of this request failed; the worker goes on, retry"
+        self._unanswered(batch, runtime, rows, RequestOutcome.FAILED)
 
     def refuse(self, batch: Batch, runtime: Runtime, rows: Sequence[int], *, reason: str, expired: bool) -> None:
         """The core does not answer these rows of a batch: their requests get a reason, or ran out of time."""
-        done = []
         for i in rows:
             ticket, _ = batch.owners[i]
             ticket.unable, ticket.expired = ticket.unable or ("" if expired else reason), ticket.expired or expired
-            ticket.pending -= 1
-            if ticket.pending == 0:
-                done.append(ticket)
-        for ticket in done:
-            self.abandon(ticket)
-        outcome = RequestOutcome.EXPIRED if expired else RequestOutcome.REJECTED
-        self._accounts.unanswered(len(rows), outcome, arm=runtime.counter.arm)
-        self._deliver(done)
+        self._unanswered(batch, runtime, rows, RequestOutcome.EXPIRED if expired else RequestOutcome.REJECTED)
 
     def missed(self, batch: Batch, runtime: Runtime, rows: Sequence[int], progress: Progress) -> None:
         """The core has not answered these rows, which left at no exit. They count, and are audited, as ones that the
@@ -161,6 +146,19 @@ class Replies:
         """A request will not be answered; others may wait with it."""
         if self._followers is not None:
             self._followers.abandon(ticket)
+
+    def _unanswered(self, batch: Batch, runtime: Runtime, rows: Sequence[int], outcome: RequestOutcome) -> None:
+        """These rows get no answer; requests that wait for no other row are over."""
+        done = []
+        for i in rows:
+            ticket, _ = batch.owners[i]
+            ticket.pending -= 1
+            if ticket.pending == 0:
+                done.append(ticket)
+        for ticket in done:
+            self.abandon(ticket)
+        self._accounts.unanswered(len(rows), outcome, arm=runtime.counter.arm)
+        self._deliver(done)
 
     def _audit(self, batch: Batch, runtime: Runtime, i: int, *, compare: bool, record: bool) -> None:
         ticket, row = batch.owners[i]
