@@ -1,4 +1,4 @@
-"""What a plan is worth: mean, tail and busy time, by batch size and load band."""
+"""What a plan is worth: mean, tail and busy time, by batch size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import evaluate
 from offramp_core.records import Records
-from offramp_core.search.objective import Charges, LoadBand, Pricing, Weights, price
+from offramp_core.search.objective import Charges, Pricing, Weights, price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import best_thresholds
 
@@ -108,32 +108,22 @@ class TestPrices:
         assert pricing.saving(pricing.figures(seen)) == pytest.approx(seen.saving)
 
     def test_a_batch_answers_its_leavers_after_the_whole_batch_came_so_far(self) -> None:
-        band = LoadBand((4,), (1.0,))
-        assert price(affine(), load=band, execution="ResultsOnly").time.leave_seconds((0,)) == pytest.approx(
-            [5.3, 19.3]
-        )
-        assert price(affine(), load=band).time.leave_seconds((0,)) == pytest.approx([5.5, 19.5])  # and regroups
+        assert price(affine(), batch_size=4).time.leave_seconds((0,)) == pytest.approx([5.5, 19.5])  # and regroups
 
-    def test_results_only_keeps_the_engine_busy_whoever_leaves(self) -> None:
-        pricing = price(affine(), load=LoadBand((4,), (1.0,)), execution="ResultsOnly")
-        assert pricing.busy.leave_seconds((0,)) == pytest.approx([19.3 / 4, 19.3 / 4])
-        assert pricing.busy.total == pytest.approx(19.0 / 4)
-
-    def test_in_compute_saving_a_leaver_saves_its_rows_slope_and_no_more(self) -> None:
-        pricing = price(affine(), load=LoadBand((4,), (1.0,)))
+    def test_a_leaver_saves_its_rows_slope_and_no_more(self) -> None:
+        pricing = price(affine(), batch_size=4)
         leaves, stays = pricing.busy.leave_seconds((0,))
         assert stays == pytest.approx(19.0 / 4 + (0.3 + 0.2) / 4)
         assert stays - leaves == pytest.approx(3.0)
 
     def test_a_batch_of_one_ends_when_its_request_leaves_and_never_regroups(self) -> None:
-        pricing = price(affine(), load=LoadBand((1,), (1.0,)))
+        pricing = price(affine(), batch_size=1)
         assert pricing.busy.leave_seconds((0,)) == pytest.approx([2.15, 7.15])
         assert pricing.time.leave_seconds((0,)) == pytest.approx([2.15, 7.15])
 
-    def test_a_band_mixes_its_batch_sizes_by_share_of_requests_and_interpolates(self) -> None:
-        pricing = price(affine(), load=LoadBand((1, 3), (0.25, 0.75)), execution="ResultsOnly")
-        assert pricing.time.total == pytest.approx(0.25 * 7 + 0.75 * 15)
-        assert pricing.busy.total == pytest.approx(0.25 * 7 + 0.75 * 15 / 3)
+    def test_a_batch_size_that_was_not_measured_is_interpolated(self) -> None:
+        pricing = price(affine(), batch_size=3)
+        assert (pricing.time.total, pricing.busy.total) == pytest.approx((15, 15 / 3))
 
     def test_prices_equal_those_added_up_by_hand(self) -> None:
         for seed in range(50):
@@ -153,9 +143,10 @@ class TestPrices:
                 for b in (1, 4, 16)
             )
             records = replace(recorded(10, 3, seed=0), profile=Profile("noise", 1, batches))
-            pricing = price(records, load=LoadBand((1, 2, 16), (0.2, 0.3, 0.5)))
-            for charges in (pricing.time, pricing.busy):
-                assert (np.diff(charges.leave_seconds((0, 1, 2))) >= -1e-12).all()
+            for size in (1, 2, 16):
+                pricing = price(records, batch_size=size)
+                for charges in (pricing.time, pricing.busy):
+                    assert (np.diff(charges.leave_seconds((0, 1, 2))) >= -1e-12).all()
 
 
 class TestFigures:
@@ -186,15 +177,10 @@ class TestFigures:
         assert found["tail"].figures.p95_seconds < mean.p95_seconds
         assert found["tail"].figures.mean_seconds > mean.mean_seconds
 
-    def test_results_only_has_no_busy_time_to_save(self) -> None:
+    def test_busy_time_is_saved_in_batches_as_well(self) -> None:
         records = replace(recorded(500, 1, seed=2), profile=AFFINE)
-        band = LoadBand((8,), (1.0,))
-        busy = Weights(mean=0.0, busy=1.0)
-        idle = best_plan(
-            records, max_disagreement=0.05, pricing=price(records, weights=busy, load=band, execution="ResultsOnly")
-        )
-        assert idle.plan.active == ()
-        saving = best_plan(records, max_disagreement=0.05, pricing=price(records, weights=busy, load=band))
+        pricing = price(records, weights=Weights(mean=0.0, busy=1.0), batch_size=8)
+        saving = best_plan(records, max_disagreement=0.05, pricing=pricing)
         assert saving.plan.active == (0,)
         assert saving.value > 0
 
@@ -215,12 +201,8 @@ class TestRefused:
             (lambda: Weights(tail=float("nan")), "tail weight is nan"),
             (lambda: Weights(mean=0), "all weights are 0"),
             (lambda: Weights(percentile=0), "percentile is 0"),
-            (lambda: LoadBand((), ()), "0 batch_sizes"),
-            (lambda: LoadBand((1, 2), (1.0,)), "2 batch_sizes and 1 shares"),
-            (lambda: LoadBand((0,), (1.0,)), "holds 0"),
-            (lambda: LoadBand((1, 2), (0.7, 0.7)), "sum to 1"),
-            (lambda: price(recorded(5, 1, seed=0), load=LoadBand((1,), (1.0,))), "no costs by batch size"),
-            (lambda: price(recorded(5, 1, seed=0), execution="Auto"), "execution is 'Auto'"),  # type: ignore[arg-type]
+            (lambda: price(affine(), batch_size=0), "batch_size is 0"),
+            (lambda: price(recorded(5, 1, seed=0), batch_size=1), "no costs by batch size"),
         ],
         ids=lambda value: None,
     )

@@ -2,18 +2,15 @@
 
 A profile holds seconds of whole batches. A search needs costs per request that depend on nothing but where the
 request leaves, so that a plan's mean and busy time are linear in how many leave at each ramp. For a batch of b
-requests and a stretch of the network that takes T(b) seconds (the two modes are those of Apparate, arXiv:2312.05385,
-and DREX, arXiv:2512.15705):
+requests and a stretch of the network that takes T(b) seconds, in compute-saving execution (that of DREX,
+arXiv:2512.15705):
 
-- *Time to answer*: every request that gets so far waits T(b). In compute-saving execution a batch that has lost
-  rows is faster than that, so this is the time a request may count on; nothing is credited for what others save it.
-- *Busy time*, results only: T(b) / b, wherever requests leave.
-- *Busy time*, compute saving: T is taken as affine in b. A row that is gone saves its slope; the rest of T(b) / b is
-  paid by all, except in a batch of one, which ends when its request leaves.
+- *Time to answer*: every request that gets so far waits T(b). A batch that has lost rows is faster than that, so this
+  is the time a request may count on; nothing is credited for what others save it.
+- *Busy time*: T is taken as affine in b. A row that is gone saves its slope; the rest of T(b) / b is paid by all,
+  except in a batch of one, which ends when its request leaves.
 - *Regrouping* is paid by those who reach a ramp, once per active ramp, in batches of more than one: on top of the
   ramp's own seconds to answer, and shared by the batch in busy time.
-
-A load band mixes these over batch sizes. The p95 is that of the band's mean time to answer at each exit.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +29,6 @@ from offramp_core.precision import EXACT
 from offramp_core.records import ExitCosts, IndexArray, Records, SecondsArray
 
 Floats = npt.NDArray[np.float64]
-Mode = Literal["ResultsOnly", "ComputeSaving"]
-_SHARE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +52,6 @@ class Weights:
             raise InvalidArgumentError("all weights are 0; give mean, tail or busy a weight above 0")
         if not 0 < self.percentile <= 1:
             raise InvalidArgumentError(f"percentile is {self.percentile}; it must lie in (0, 1]")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadBand:
-    """Traffic at one level of load: which shares of requests are served in batches of which sizes."""
-
-    batch_sizes: tuple[int, ...]
-    shares: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.batch_sizes or len(self.batch_sizes) != len(self.shares):
-            raise InvalidArgumentError(
-                f"load band has {len(self.batch_sizes)} batch_sizes and {len(self.shares)} shares; give one share per "
-                "size"
-            )
-        for size in self.batch_sizes:
-            if size < 1:
-                raise InvalidArgumentError(f"load band's batch_sizes holds {size}; sizes are whole numbers from 1 on")
-        if not all(0 <= share <= 1 for share in self.shares) or abs(sum(self.shares) - 1) > _SHARE_TOLERANCE:
-            raise InvalidArgumentError(f"load band's shares are {list(self.shares)}; they lie in [0, 1] and sum to 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +146,7 @@ class Pricing:
         return 1.0 - spent / self.scale
 
 
-def price(
-    records: Records, *, weights: Weights | None = None, load: LoadBand | None = None, execution: Mode = "ComputeSaving"
-) -> Pricing:
+def price(records: Records, *, weights: Weights | None = None, batch_size: int | None = None) -> Pricing:
     """Turn a records' costs into those of a search.
 
     Parameters
@@ -182,30 +154,28 @@ def price(
     records : Records
     weights : Weights, optional
         Default: mean time to answer alone.
-    load : LoadBand, optional
-        Needs ``records.profile``; sizes between measured ones are interpolated, those beyond cost what the nearest
-        does. Without it ``records.costs`` are the time to answer, and the engine is busy with one request at a time.
-    execution : {"ComputeSaving", "ResultsOnly"}
+    batch_size : int, optional
+        Of the batches that requests are served in. Needs ``records.profile``; sizes between measured ones are
+        interpolated, those beyond cost what the nearest does. Without it ``records.costs`` are the time to answer, and
+        the engine is busy with one request at a time.
 
     Raises
     ------
     InvalidArgumentError
-        An unknown execution, or a load band where no profile was recorded.
+        A batch size below 1, or one where no profile was recorded.
     InvalidRecordsError
         Costs that are negative or not finite, or a backbone that takes no time.
     """
     _check_costs(records)
-    if execution not in ("ComputeSaving", "ResultsOnly"):
-        raise InvalidArgumentError(f"execution is {execution!r}; give 'ComputeSaving' or 'ResultsOnly'")
     weights = Weights() if weights is None else weights
-    if load is None:
+    if batch_size is None:
         time = _charges(records.costs.segment_seconds, records.costs.ramp_seconds)
-        return Pricing(time, time if execution == "ComputeSaving" else _carried(time), weights)
+        return Pricing(time, time, weights)
+    if batch_size < 1:
+        raise InvalidArgumentError(f"batch_size is {batch_size}; it is a whole number from 1 on")
     if records.profile is None:
-        raise InvalidArgumentError("load is given but the records hold no costs by batch size")
-    parts = [_at(records.profile, size, execution) for size in load.batch_sizes]
-    shares = np.asarray(load.shares) / sum(load.shares)
-    return Pricing(_mix([time for time, _ in parts], shares), _mix([busy for _, busy in parts], shares), weights)
+        raise InvalidArgumentError("batch_size is given but the records hold no costs by batch size")
+    return Pricing(*_at(records.profile, batch_size), weights)
 
 
 def overheads(records: Records) -> Floats:
@@ -248,26 +218,9 @@ def _charges(segment: SecondsArray, ramp: SecondsArray) -> Charges:
     return Charges(segment, ramp, np.zeros_like(ramp))
 
 
-def _carried(charges: Charges) -> Charges:
-    """The same seconds where every request runs to the end, whether or not it was answered."""
-    nothing = np.zeros_like(charges.ramp)
-    return Charges(np.zeros_like(charges.segment), nothing, charges.ramp + charges.always, charges.total)
-
-
-def _mix(parts: Sequence[Charges], shares: Floats) -> Charges:
-    return Charges(
-        np.asarray(shares @ np.array([p.segment for p in parts])),
-        np.asarray(shares @ np.array([p.ramp for p in parts])),
-        np.asarray(shares @ np.array([p.always for p in parts])),
-        float(shares @ np.array([p.base for p in parts])),
-    )
-
-
-def _at(profile: Profile, size: int, execution: Mode) -> tuple[Charges, Charges]:
+def _at(profile: Profile, size: int) -> tuple[Charges, Charges]:
     """Time to answer and busy time per request in batches of one size."""
     segment, ramp, regroup = _measured(profile, size)
-    if execution == "ResultsOnly":
-        return _charges(segment, ramp), _carried(_charges(segment / size, ramp / size))
     if size == 1:
         return _charges(segment, ramp), _charges(segment, ramp)
     slopes = _slopes(profile)

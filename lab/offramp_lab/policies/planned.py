@@ -13,7 +13,7 @@ from offramp_core.evaluate import evaluate, plan_columns
 from offramp_core.precision import EXACT, Precision
 from offramp_core.records import Records
 from offramp_core.search.grid import STEPS, threshold_of
-from offramp_core.search.objective import LoadBand, Pricing, Weights, price
+from offramp_core.search.objective import Pricing, Weights, price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import ThresholdPlan, error_budget
 from offramp_lab.policies.base import Goal, Objective, PlanInForce, Trace, answers, constant
@@ -234,8 +234,8 @@ def pricing_of(records: Records, objective: Objective) -> Pricing:
         return price(records)
     if objective.goal == "busy" and records.profile is None:
         raise InvalidRecordsError("batch_size is missing; busy time needs costs by batch size")
-    load = None if records.profile is None else LoadBand((objective.batch_size,), (1.0,))
-    return price(records, weights=GOALS[objective.goal], load=load)
+    batch_size = None if records.profile is None else objective.batch_size
+    return price(records, weights=GOALS[objective.goal], batch_size=batch_size)
 
 
 def _at_input(records: Records) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

@@ -392,15 +392,3 @@ def _ticks(low: float, high: float) -> list[float]:
 def _seconds(seconds: float) -> str:
     scale, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms")) if seconds >= s * 0.9995), (1e-6, "µs"))
     return f"{seconds / scale:.3g} {unit}"
-
-
-__all__ = [
-    "element",
-    "evidence_chart",
-    "goal_bar",
-    "latency_chart",
-    "network_chart",
-    "percent",
-    "signed_seconds",
-    "svg",
-]

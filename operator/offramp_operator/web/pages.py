@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from offramp_core.control.codec import camel, format_time
@@ -252,7 +252,7 @@ def _aged(view: View, now: float) -> Family | None:
     if family is None or family.note or now - view.at < STALE_SECONDS:
         return family
     note = f"not reconciled for {ago(view.at, now)}: the operator is late, see its log"
-    return Family(family.service, family.configs, family.rollouts, family.workers, family.created_at, note)
+    return replace(family, note=note)
 
 
 def _latency_goal(family: Family) -> Goal:
@@ -463,6 +463,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_json(item) for item in value]
     return value
-
-
-__all__ = ["OverviewPage", "ServicePage", "as_json", "overview", "row", "service"]
