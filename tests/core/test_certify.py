@@ -26,9 +26,9 @@ from offramp_core.certify import (
     more_labels,
     p_value,
     rank_path,
-    rank_path_certificate,
     verify_certificate,
 )
+from offramp_core.certify import test_path as try_path
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.records import Records
@@ -44,16 +44,8 @@ def certified_on(
     a: Records, b: Records, *, budget: float = 0.02, delta: float = 0.05, test_index: int = 1
 ) -> Certified | NotCertified:
     found = best_plan(a, max_disagreement=budget).plan
-    return rank_path_certificate(
-        a,
-        b,
-        active=found.active,
-        thresholds=found.thresholds,
-        subject=SUBJECT,
-        budget=budget,
-        delta=delta,
-        test_index=test_index,
-    )
+    path = [SUBJECT.plan(found.active, step) for step in rank_path(a, found.active, found.thresholds)]
+    return try_path(path, b, ramp_ids=IDS, budget=budget, delta=delta, test_index=test_index)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +96,8 @@ class TestTheTest:
         assert all(t == t.quantize(Decimal("0.000001")) for step in path for t in step)
 
     def test_a_plan_without_ramps_has_nothing_to_certify(self, held_out: Records) -> None:
-        result = rank_path_certificate(
-            held_out, held_out, active=(), thresholds=(), subject=SUBJECT, budget=0.01, delta=0.05
-        )
-        assert result == NotCertified("NothingSaves")
+        assert rank_path(held_out, (), ()) == []
+        assert try_path([], held_out, ramp_ids=IDS, budget=0.01, delta=0.05) == NotCertified("NothingSaves")
 
     def test_later_tests_are_stricter_and_all_together_spend_delta(self) -> None:
         levels = [allowance(0.05, j) for j in range(1, 20_000)]

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from scores import recorded
 
-from offramp_core.certify import Certified, Subject, expected_path, rank_path_certificate
+from offramp_core.certify import Certified, Subject, expected_path, rank_path
 from offramp_core.certify import test_path as try_path
 from offramp_core.certify.expected import error_curves
 from offramp_core.evaluate import evaluate, evaluate_plan
@@ -88,17 +88,11 @@ class TestThePath:
             sample = pool.take(np.random.default_rng(seed).integers(0, len(pool), 1000))
             a, b = sample.take(slice(150)), sample.take(slice(154, None))
             found = best_plan(a, max_disagreement=0.01, node_limit=2000).plan
+            subject = Subject(IDS[:8], "b", "r")
+            scaled_path = [subject.plan(found.active, t) for t in rank_path(a, found.active, found.thresholds)]
             results = (
                 try_path(path_of(a), b, ramp_ids=IDS[:8], budget=0.01, delta=0.05),
-                rank_path_certificate(
-                    a,
-                    b,
-                    active=found.active,
-                    thresholds=found.thresholds,
-                    subject=Subject(IDS[:8], "b", "r"),
-                    budget=0.01,
-                    delta=0.05,
-                ),
+                try_path(scaled_path, b, ramp_ids=IDS[:8], budget=0.01, delta=0.05),
             )
             for result, savings in zip(results, (smoothed, scaled), strict=True):
                 proven = isinstance(result, Certified)

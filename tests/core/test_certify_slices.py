@@ -17,7 +17,7 @@ from offramp_core.certify import (
     SliceBudget,
     Subject,
     allowance,
-    rank_path_certificate,
+    rank_path,
     verify_certificate,
 )
 from offramp_core.certify import test_path as try_path
@@ -47,16 +47,8 @@ def sliced(n: int, *, seed: int) -> Records:
 def certified(b: Records, *slices: SliceBudget, budget: float = 0.05) -> Certified | NotCertified:
     a = sliced(600, seed=1)
     found = best_plan(a, max_disagreement=budget).plan
-    return rank_path_certificate(
-        a,
-        b,
-        active=found.active,
-        thresholds=found.thresholds,
-        subject=SUBJECT,
-        budget=budget,
-        delta=0.05,
-        slices=slices,
-    )
+    path = [SUBJECT.plan(found.active, step) for step in rank_path(a, found.active, found.thresholds)]
+    return try_path(path, b, ramp_ids=IDS, budget=budget, delta=0.05, slices=slices)
 
 
 @pytest.fixture(scope="module")

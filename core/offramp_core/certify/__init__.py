@@ -42,7 +42,6 @@ from offramp_core.certify.rank_path import (
     NotCertified,
     Subject,
     rank_path,
-    rank_path_certificate,
     test_path,
 )
 from offramp_core.certify.slices import SliceBudget, SliceResult
@@ -79,7 +78,6 @@ __all__ = [
     "p_value",
     "passing_steps",
     "rank_path",
-    "rank_path_certificate",
     "records_digest",
     "test_path",
     "verify_certificate",

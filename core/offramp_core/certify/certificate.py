@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -66,6 +66,7 @@ class Certificate:
     lost: float | None = None
     #: Tiers whose own plans passed, each at its own budget and level.
     tiers: tuple[TierResult, ...] = ()
+    certified: ClassVar[bool] = True
 
     @property
     def disagreement(self) -> float:
@@ -138,6 +139,10 @@ class Certificate:
             raise InvalidArgumentError(f"not a certificate ({error}): {value!r}") from error
 
 
+Claim = Certificate | SliceResult | TierResult
+"""What a test says of all requests, of a slice, or of a tier."""
+
+
 def _optional(value: Any) -> float | None:
     return None if value is None else float(value)
 
@@ -208,18 +213,7 @@ def _p_value_reason(certificate: Certificate) -> str | None:
     if certificate.method not in (METHOD, METHOD_LOSSES):
         return f"method {certificate.method!r} is unknown; only {METHOD} and {METHOD_LOSSES} can be verified"
     graded = certificate.method == METHOD_LOSSES
-    everybody = SliceResult(
-        0,
-        certificate.budget,
-        certificate.level,
-        certificate.n,
-        certificate.k,
-        certificate.p_value,
-        certified=True,
-        design_effect=certificate.design_effect,
-        lost=certificate.lost,
-    )
-    claims: list[tuple[str, SliceResult | TierResult]] = [("", everybody)]
+    claims: list[tuple[str, Claim]] = [("", certificate)]
     claims += [(f"{s.title}: ", s) for s in certificate.slices]
     claims += [(f"{t.title}: ", t) for t in certificate.tiers]
     for of, claim in claims:
@@ -230,7 +224,7 @@ def _p_value_reason(certificate: Certificate) -> str | None:
     return None
 
 
-def _counted_reason(claim: SliceResult | TierResult) -> str | None:
+def _counted_reason(claim: Claim) -> str | None:
     """What is wrong with a claim about counts; the test is made again."""
     counted = p_value(claim.k, claim.n, budget=claim.budget, design_effect=claim.design_effect)
     if claim.certified and not counted <= claim.level:
@@ -240,7 +234,7 @@ def _counted_reason(claim: SliceResult | TierResult) -> str | None:
     return None
 
 
-def _graded_reason(claim: SliceResult | TierResult) -> str | None:
+def _graded_reason(claim: Claim) -> str | None:
     """What is wrong with a claim about losses as far as it can be told without them: their sum allows no smaller
     p-value than some."""
     assert claim.lost is not None
@@ -274,7 +268,7 @@ def _against_records(certificate: Certificate, plan: Plan, records: Records, ram
     return reason
 
 
-def _recounted(seen: Losses, claim: Certificate | SliceResult | TierResult) -> str | None:
+def _recounted(seen: Losses, claim: Claim) -> str | None:
     """What a claim says of losses that are not so; graded ones are tested again, as their sum alone does not tell the
     p-value."""
     if (len(seen), seen.count) != (claim.n, claim.k):

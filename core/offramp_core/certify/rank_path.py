@@ -133,50 +133,6 @@ def rank_path(
     return path
 
 
-def rank_path_certificate(
-    records_a: Records,
-    records_b: Records,
-    *,
-    active: Sequence[int],
-    thresholds: Sequence[Decimal],
-    subject: Subject,
-    budget: float,
-    delta: float,
-    test_index: int = 1,
-    slices: Sequence[SliceBudget] = (),
-) -> Certified | NotCertified:
-    """Test the rank path of a plan found on A on the held-out records B.
-
-    Parameters
-    ----------
-    records_a, records_b : Records
-        B must be disjoint from A, newer, and unused by any earlier test.
-    active, thresholds
-        The plan found on A, ramp columns and thresholds.
-    subject : Subject
-        Names and digests.
-    budget, delta : float
-        Allowed disagreement over all requests, and the probability with which the promise may fail.
-    test_index : int
-        Number of this test for the service, from 1.
-    slices : sequence of SliceBudget
-        Groups with a promise of their own. The level is divided evenly among all requests and the G slices, each of
-        which walks the path by itself with its share, so that all 1 + G promises hold together with probability 1 -
-        level (Bonferroni). A slice that fails is reported as stopped and does not take the plan from the others. A
-        class has other rows under each plan of the path; each plan's test is a binomial one all the same, given how
-        many of its answers name the class.
-
-    Returns
-    -------
-    Certified or NotCertified
-        Too little data is a value, never an exception.
-    """
-    path = [subject.plan(active, step) for step in rank_path(records_a, active, thresholds)]
-    return test_path(
-        path, records_b, ramp_ids=subject.ramp_ids, budget=budget, delta=delta, test_index=test_index, slices=slices
-    )
-
-
 def test_path(
     path: Sequence[Plan],
     records_b: Records,
@@ -190,13 +146,19 @@ def test_path(
     effects: DesignEffects = INDEPENDENT_LABELS,
     menu: Menu | None = None,
 ) -> Certified | NotCertified:
-    """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making
-    the path.
+    """Test plans from cautious to bold; B must have had no part in making the path. Too little data is a value.
 
-    ``records_b`` are those of the chain that the plans run in, and ``ramp_ids`` its columns.
-    Without ``stops`` no slice can be stopped when the plan is served: only plans that every slice passes are then
-    certified. ``effects`` says how many labels are worth one. ``menu`` are tiers to be tested besides, from whose share
-    of the level nobody else gains where they fail.
+    Parameters
+    ----------
+    records_b : Records
+        Of the chain that the plans run in, with columns ``ramp_ids``; newer than A, unused by any earlier test.
+    budget, delta : float
+        Allowed disagreement over all requests, and the probability with which the promise may fail.
+    slices : sequence of SliceBudget
+        Groups with a promise of their own. The level is divided evenly, and each walks the path by itself, so that all
+        promises hold together (Bonferroni). One that fails is stopped; without ``stops`` the plan fails with it.
+    effects, menu
+        How many labels are worth one; tiers to be tested besides, from whose share nobody else gains.
     """
     level = allowance(delta, test_index) / (1 + len(slices) + (len(menu.tiers) if menu else 0))
     if not path:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from offramp_core.evidence.one_arm import check_rate
 from offramp_core.protocol import OVERLOAD
@@ -50,7 +50,7 @@ class TierResult:
     p_value: float
     design_effect: float = 1.0
     lost: float | None = None
-    certified: bool = True
+    certified: ClassVar[bool] = True
 
     @property
     def title(self) -> str:
