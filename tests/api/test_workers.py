@@ -3,9 +3,12 @@ the next."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from offramp_core.control.objects import Service
 from offramp_core.control.spec import parse_spec
@@ -147,3 +150,31 @@ def test_what_the_api_server_takes_the_operator_can_read(api: Any, manifests: An
     answer = api.create(manifests.changed(manifests.service(), path, value))
     assert answer.status_code == 201, answer.json()["message"]
     parse_spec(answer.json()["spec"])
+
+
+def test_a_service_of_vllm_has_its_image_its_device_and_an_hour_to_start(api: Any) -> None:
+    """As the page about vLLM declares it."""
+    page = (Path(__file__).parents[2] / "docs/how-to/vllm.md").read_text()
+    (declared,) = (text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "EarlyExitService" in text)
+    answer = api.create(yaml.safe_load(declared))
+    assert answer.status_code == 201, answer.json()["message"]
+    service = Service(
+        "default", "assistant", "0d0d0d0d-0000-0000-0000-000000000000", 1, parse_spec(answer.json()["spec"])
+    )
+    child = api.create(
+        deployment(service, WorkerIdentity("key", "token"), WorkerSettings("offramp/worker:1"), replicas=1)
+    )
+    assert child.status_code == 201, child.json()["message"]
+    spec = child.json()["spec"]
+    pod = spec["template"]["spec"]
+    (worker,), volumes = pod["containers"], {v["name"]: v.get("emptyDir") for v in pod["volumes"]}
+    assert worker["image"] == "registry.example.com/offramp/worker-vllm:1"
+    assert worker["resources"]["limits"] == {"memory": "24Gi", "nvidia.com/gpu": "1"}
+    assert {e["name"]: e.get("value") for e in worker["env"]}.items() >= {
+        ("HOME", "/tmp"),
+        ("OFFRAMP_OUTPUT", "TokenF1"),
+    }
+    assert volumes["tmp"] == {"sizeLimit": "8Gi"} and volumes["shared-memory"]["sizeLimit"] == "2Gi"
+    probe = worker["startupProbe"]
+    assert min(probe["periodSeconds"] * probe["failureThreshold"], spec["progressDeadlineSeconds"]) >= 3600
+    assert worker["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready", "which waits for all configurations"

@@ -148,6 +148,9 @@ def test_workers_get_the_settings_of_the_contract_and_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFRAMP_MODEL_DIGEST", "from the shell that ran `offramp up`")
+    of_the_machine = {"OFFRAMP_CACHE_MIB": "64", "OFFRAMP_RUNNING": "2", "OFFRAMP_AUDIT_SHARE": "0.5"}
+    for name, value in of_the_machine.items():
+        monkeypatch.setenv(name, value)
 
     async def story() -> None:
         bundle = folder(tmp_path, "bundle")
@@ -156,6 +159,7 @@ def test_workers_get_the_settings_of_the_contract_and_the_users_own(
             workers = await made.ready(2)
             for worker in workers:
                 env = json.loads((made.state.workers / worker.name / "environment.json").read_text())
+                assert of_the_machine.items() <= env.items()
                 assert env["OFFRAMP_UID"] == worker.uid
                 assert env["OFFRAMP_BUNDLE"] == str(bundle)
                 assert env["OFFRAMP_SERVICE_UID"] == "service-1"

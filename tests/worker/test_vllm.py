@@ -26,7 +26,7 @@ from processes import WorkerProcess, document, eventually
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts
-from offramp_worker.generate.vllm.command import environment
+from offramp_worker.generate.vllm.command import Room, command, environment
 from offramp_worker.generate.vllm.load import VllmSettings, check_vllm, find_vllm, load_vllm, model_of
 from offramp_worker.prepare.generation.vllm import VllmReport, prepare_vllm
 from offramp_worker.prepare.progress import Reporter
@@ -252,10 +252,11 @@ def test_answers_in_the_place_of_a_canary_that_is_away_are_its_failures_and_no_e
 
 def test_no_process_outlives_a_worker_that_was_killed_and_none_has_its_secrets(
     made: tuple[Path, Path, VllmReport],
+    tmp_path: Path,
 ) -> None:
     folder, python, _ = made
     secret = {"OFFRAMP_VLLM_PYTHON": str(python), "AWS_SECRET_ACCESS_KEY": "s", "VLLM_API_KEY": "k", "MY_TOKEN": "t"}
-    worker = WorkerProcess(folder / "bundle", env=secret)
+    worker = WorkerProcess(folder / "bundle", env={**secret, "TMPDIR": str(tmp_path)})
     worker.__enter__()
     keepers = [pids(worker, name) for name in ("fp32", "ngram", "bf16")]
     children = [_child_of(keeper) for keeper in keepers]
@@ -265,6 +266,21 @@ def test_no_process_outlives_a_worker_that_was_killed_and_none_has_its_secrets(
     worker.process.kill()
     worker.process.wait()
     eventually(lambda: not any(_lives(child) for child in (*keepers, *children)), what="the end of all processes")
+    assert not list(tmp_path.glob("offramp-vllm-*")), "the folder of their sockets is gone as well"
+
+
+def test_a_worker_that_is_told_to_end_while_vllm_starts_ends_at_once(
+    made: tuple[Path, Path, VllmReport], tmp_path: Path
+) -> None:
+    folder, _, _ = made
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\ntouch {tmp_path}/started\nexec sleep 600\n')
+    slow.chmod(0o755)
+    with WorkerProcess(folder / "bundle", env={"OFFRAMP_VLLM_PYTHON": str(slow)}, wait_ready=False) as worker:
+        eventually((tmp_path / "started").exists, what="the start of vLLM")
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(30) == 0
+    assert not worker.events("bundle-refused"), "nothing is wrong with the bundle"
 
 
 def _child_of(pid: int) -> int:
@@ -282,6 +298,14 @@ def test_what_vllm_needs_of_the_environment_is_named_and_nothing_else_goes_there
     env = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "HF_TOKEN": "x", "VLLM_API_KEY": "y", "KUBECONFIG": "z"}
     assert environment(env).keys() & env.keys() == {"PATH", "CUDA_VISIBLE_DEVICES"}
     assert environment(env)["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_process_starts_on_a_gpu_that_the_others_have_nearly_filled(made: tuple[Path, Path, VllmReport]) -> None:
+    manifest = check_vllm(made[0] / "bundle")
+    for one in manifest.configurations:
+        options = command(manifest, one, Room(made[0] / "bundle", Path("at"), 2**30, 8))
+        assert float(options[options.index("--gpu-memory-utilization") + 1]) <= 0.01
+        assert int(options[options.index("--kv-cache-memory-bytes") + 1]) == 2**30, "which alone says what it takes"
 
 
 # --- bad input -------------------------------------------------------------------------------------
@@ -372,14 +396,17 @@ def test_a_vllm_that_is_too_old_is_named_with_its_version(
     assert not list(tmp_path.glob("offramp-vllm-*")), "a folder was left behind"
 
 
-def test_what_vllm_says_when_it_ends_is_passed_on_with_the_configuration(
+def test_what_vllm_says_when_it_ends_is_passed_on_with_the_configuration_and_nobody_waits_for_the_others(
     made: tuple[Path, Path, VllmReport], tmp_path: Path
 ) -> None:
     script = tmp_path / "python"
-    script.write_text("#!/bin/sh\n[ $1 = -c ] && exit 0\necho 'ValueError: no kernel for this' >&2\nexit 1\n")
+    script.write_text(
+        "#!/bin/sh\n[ $1 = -c ] && exit 0\n"
+        'case "$*" in *speculative*) echo "ValueError: no kernel for this" >&2; exit 1;; esac\nexec sleep 600\n'
+    )
     script.chmod(0o755)
     told = serve_once(made[0] / "bundle", str(script))
-    assert "'fp32': vLLM ended with 1: ValueError: no kernel for this" in told
+    assert "'ngram': vLLM ended with 1: ValueError: no kernel for this" in told
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,9 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     if declared_task(settings.bundle) == GENERATE:
-        from offramp_worker.generate.serve import loader_of, serve_generation  # which needs this module
+        from offramp_worker.generate.serve import serve_generation  # which needs this module
 
-        uvloop.run(serve_generation(settings, stay_up_broken=stay_up_broken, load=loader_of(settings.bundle)))
+        uvloop.run(serve_generation(settings, stay_up_broken=stay_up_broken))
         return
     uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
 

@@ -28,7 +28,13 @@ from offramp_operator.shell.platform import WorkerIdentity
 
 WORKER_COMMAND = (sys.executable, "-m", "offramp_worker.main")
 HOST = "127.0.0.1"
-OF_THE_MACHINE = ("OFFRAMP_VLLM_PYTHON", "OFFRAMP_VLLM_START_SECONDS")  # what of ours workers inherit
+OF_THE_MACHINE = (  # what of ours workers inherit
+    "OFFRAMP_VLLM_PYTHON",
+    "OFFRAMP_VLLM_START_SECONDS",
+    "OFFRAMP_CACHE_MIB",
+    "OFFRAMP_RUNNING",
+    "OFFRAMP_AUDIT_SHARE",
+)
 TERMINATION_SECONDS = 25.0  # a little longer than a worker takes to drain
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 SOUND_SECONDS = 60.0  # a process that lived this long was not broken from the start

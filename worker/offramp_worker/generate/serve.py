@@ -4,7 +4,9 @@ has them."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from offramp_worker.generate.doors.streams import Door, Hub
 from offramp_worker.generate.load import load_generation
 from offramp_worker.generate.seam import Loader
 from offramp_worker.generate.settings import generation_settings, vllm_settings
-from offramp_worker.generate.vllm.load import load_vllm
+from offramp_worker.generate.vllm.load import StoppedError, load_vllm
 from offramp_worker.generate.worker import GenerationWorker
 from offramp_worker.http.admin import admin_app
 from offramp_worker.http.budget import ByteBudget
@@ -38,14 +40,14 @@ WORDS_SECONDS = 3.0  # of the time for replies: in it streams that do not end ar
 MAX_BODY_BYTES = 4 * 2**20
 
 
-def loader_of(folder: Path) -> Loader:
-    """What loads the bundle of a model that generates."""
+def loader_of(folder: Path, *, stopped: Callable[[], bool]) -> Loader:
+    """What loads the bundle of a model that generates; what takes minutes ends once it is ``stopped``."""
     if not declared_engine(folder):
         return load_generation
-    return partial(load_vllm, settings=vllm_settings(os.environ))
+    return partial(load_vllm, settings=vllm_settings(os.environ), stopped=stopped)
 
 
-async def serve_generation(settings: Settings, *, stay_up_broken: bool, load: Loader) -> None:
+async def serve_generation(settings: Settings, *, stay_up_broken: bool) -> None:
     """Serve until a signal, then drain; errors as :func:`offramp_worker.main.run` has them."""
     if settings.grpc_port is not None:
         raise InvalidArgumentError("OFFRAMP_GRPC_PORT is set; generation is served over HTTP alone, leave it out")
@@ -56,7 +58,7 @@ async def serve_generation(settings: Settings, *, stay_up_broken: bool, load: Lo
         name = "OFFRAMP_CORE" if settings.edge is not None else "OFFRAMP_EDGES"
         raise InvalidArgumentError(f"{name} is set; it is for models that classify, leave it out")
     loop, stop, hub = asyncio.get_running_loop(), asyncio.Event(), Hub(asyncio.get_running_loop())
-    own = generation_settings(os.environ)
+    own, load = generation_settings(os.environ), loader_of(settings.bundle, stopped=stop.is_set)
     worker = GenerationWorker(
         settings, own, load=load, deliver=hub.deliver, on_lost=partial(stop_from_thread, loop, stop)
     )
@@ -67,7 +69,8 @@ async def serve_generation(settings: Settings, *, stay_up_broken: bool, load: Lo
     public = await listen("public", generation_app(worker, door), settings.host, settings.port, protocol=protocol)
     admin = await listen_admin(admin_app(worker), settings, budget) if settings.has_control_plane else None
     try:
-        await load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
+        with contextlib.suppress(StoppedError):
+            await load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
     finally:
         worker.drain()
         log_event("draining")

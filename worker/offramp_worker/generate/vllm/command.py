@@ -48,6 +48,9 @@ def command(manifest: VllmManifest, configuration: Configuration, room: Room) ->
         "max-num-seqs": room.running,
         "max-num-batched-tokens": max(manifest.context_length, 2048),
         "kv-cache-memory-bytes": room.cache_bytes,
+        # Of a GPU, what must be free at the start: nearly all by default, and no process after the first would start.
+        # How much is taken hangs on the bytes alone.
+        "gpu-memory-utilization": 0.01,
         "kv-cache-dtype": configuration.kv_cache_dtype,
         "generation-config": "vllm",
         "max-logprobs": 20,

@@ -10,8 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,10 @@ from offramp_worker.generate.vllm.manifest import (
 from offramp_worker.generate.vllm.process import VllmProcess
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+# No process has processors of its own. On CPUs vLLM would start a further process for each configuration, and both ends
+# of the pipe between would wait by computing for a second after each answer.
+SHARED_PROCESSORS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+STOPPED_POLL_SECONDS = 0.2
 MAX_JSON_BYTES, MAX_TOKENIZER_BYTES = 4 * 2**20, 256 * 2**20
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
@@ -64,16 +70,27 @@ class Model:
     dtype: str
 
 
-def load_vllm(folder: Path, *, threads: int, cache_bytes: int, settings: VllmSettings) -> Loaded:
+class StoppedError(Exception):
+    """The worker was told to end while vLLM was starting."""
+
+
+def load_vllm(
+    folder: Path,
+    *,
+    threads: int,
+    cache_bytes: int,
+    settings: VllmSettings,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Loaded:
     """See :class:`offramp_worker.generate.seam.Loader`. Blocks until each configuration answers, minutes for a large
-    model; they start one after the other, as each measures what memory it finds."""
+    model. Once it is ``stopped`` meanwhile, it ends what it has started and raises :class:`StoppedError`."""
     manifest = check_vllm(folder)
     model = folder / MODELS / manifest.configurations[0].model
     tokenizer = load_tokenizer(model)
     find_vllm(settings.python)
     bundle = _bundle(folder, manifest, model_of(model), begin=begin_tokens(model))
     at = Path(tempfile.mkdtemp(prefix="offramp-vllm-"))  # for its owner alone
-    env = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", **environment(os.environ)}
+    env = {"OMP_NUM_THREADS": str(threads), **SHARED_PROCESSORS, **environment(os.environ)}
     cache = cache_bytes // len(manifest.configurations)
     processes = {}
     for i, one in enumerate(manifest.configurations):
@@ -81,8 +98,17 @@ def load_vllm(folder: Path, *, threads: int, cache_bytes: int, settings: VllmSet
         processes[one.name] = VllmProcess(
             one.name, [settings.python, *command(manifest, one, room)], environment=env, at=room.socket
         )
-    engine = _start(bundle, processes, at=at, seconds=settings.start_seconds, cache=cache)
-    return Loaded(bundle, engine, tokenizer)
+    try:
+        _start(processes.values(), seconds=settings.start_seconds, stopped=stopped)
+    except BaseException as error:
+        for process in processes.values():
+            process.close()
+        shutil.rmtree(at, ignore_errors=True)
+        if stopped():
+            raise StoppedError from error
+        raise
+    closed = partial(shutil.rmtree, at, ignore_errors=True)
+    return Loaded(bundle, VllmEngine(bundle, processes, cache_bytes=cache, closed=closed), tokenizer)
 
 
 def check_vllm(folder: Path) -> VllmManifest:
@@ -241,19 +267,27 @@ def _weights(manifest: VllmManifest, model: str) -> int:
     )
 
 
-def _start(
-    bundle: GenerationBundle, processes: Mapping[str, VllmProcess], *, at: Path, seconds: float, cache: int
-) -> VllmEngine:
-    """All of them, whose sockets are in ``at``, as one engine."""
-    try:
-        for process in processes.values():
+def _start(processes: Collection[VllmProcess], *, seconds: float, stopped: Callable[[], bool]) -> None:
+    """All at once. Where one cannot be started, or all are to be ``stopped``, nobody waits for the others."""
+    failed: list[Exception] = []
+
+    def start(process: VllmProcess) -> None:
+        try:
             process.start(seconds=seconds)
-    except BaseException:
-        for process in processes.values():
-            process.close()
-        shutil.rmtree(at, ignore_errors=True)
-        raise
-    return VllmEngine(bundle, processes, cache_bytes=cache, closed=lambda: shutil.rmtree(at, ignore_errors=True))
+        except Exception as error:
+            failed.append(error)
+
+    starting = [threading.Thread(target=start, args=(one,), name=f"start-{one.name}", daemon=True) for one in processes]
+    for thread in starting:
+        thread.start()
+    for thread in starting:
+        while thread.is_alive():
+            thread.join(STOPPED_POLL_SECONDS)
+            if failed or stopped():
+                for process in processes:
+                    process.let_go()
+    if failed:
+        raise failed[0]
 
 
 def _object(file: Path, where: str) -> Mapping[str, Any]:
