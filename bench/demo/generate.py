@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -198,12 +198,12 @@ async def tell(
 ) -> Json:
     """The story; what it came to."""
     traffic = teller.traffic
-    await teller.until(lambda: _ready(teller), "a ready service")
+    await teller.until(lambda: ready(teller), "a ready service")
     teller.mark("ready, exits off: the model itself answers, with drafts where they pay")
     sending = asyncio.create_task(traffic.run())
     await asyncio.sleep(measure)
     off = (teller.marks[-1][0], time.perf_counter())
-    await _turn(teller, manifest, "Auto")
+    await turn(teller, manifest, "Auto")
     teller.mark(f"the user turns exits on: {setting.output} may lose {float(setting.budget):.0%}")
     first = await teller.until(lambda: teller.phase(*BEGUN, number=1), "a canary")
     teller.mark(f"a plan is certified; its canary begins: {first['spec']['to']}")
@@ -211,9 +211,9 @@ async def tell(
     teller.mark("promoted: fewer bits answer")
     await asyncio.sleep(measure)
     on = (teller.marks[-1][0], time.perf_counter())
-    await _turn(teller, manifest, "Disabled")
+    await turn(teller, manifest, "Disabled")
     await teller.until(teller.exits_are_off, "the end of exits")
-    await _turn(teller, manifest, "Auto")
+    await turn(teller, manifest, "Auto")
     teller.mark("the user turns exits off and on again")
     second = await teller.until(lambda: teller.phase("Progressing", number=2), "a second canary")
     traffic.prompts = hostile
@@ -231,26 +231,26 @@ async def tell(
         "streams": len(traffic.streams),
         "broken": len(broken),
         "first_broken": broken[:3],
-        "off": _facts(teller.stretch(*off)),
-        "on": _facts(teller.stretch(*on)),
-        "hostile": _facts(teller.stretch(times[-2], times[-1])),
+        "off": facts(teller.stretch(*off)),
+        "on": facts(teller.stretch(*on)),
+        "hostile": facts(teller.stretch(times[-2], times[-1])),
         "verdict": status.get("verdict"),
         "seconds": round(time.perf_counter() - teller.began, 1),
         "marks": [(round(at - teller.began, 1), text) for at, text in teller.marks],
     }
 
 
-async def _ready(teller: Teller) -> bool:
+async def ready(teller: Teller) -> bool:
     conditions = (await teller.stage.service()).get("status", {}).get("conditions", [])
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-async def _turn(teller: Teller, manifest: Json, mode: str) -> None:
+async def turn(teller: Teller, manifest: Json, mode: str) -> None:
     manifest["spec"]["ramps"]["mode"] = mode
     await teller.stage.apply(manifest)
 
 
-def _facts(streams: Sequence[Stream]) -> Json:
+def facts(streams: Sequence[Stream]) -> Json:
     """Median times of a stretch."""
 
     def middle(values: list[float]) -> float:
@@ -260,18 +260,19 @@ def _facts(streams: Sequence[Stream]) -> Json:
         "streams": len(streams),
         "p50_ms": 1e3 * middle([s.seconds for s in streams]),
         "first_token_p50_ms": 1e3 * middle([s.first for s in streams]),
-        "accepted": _accepted(streams),
+        "accepted": accepted_share(streams),
         "routes": dict(Counter(s.route for s in streams).most_common(4)),
     }
 
 
-def _accepted(streams: Sequence[Stream]) -> float | None:
+def accepted_share(streams: Sequence[Stream]) -> float | None:
     """Share of the drafts' tokens that the model took."""
     proposed = sum(s.proposed for s in streams)
     return sum(s.accepted for s in streams) / proposed if proposed else None
 
 
-KINDS: dict[str, tuple[str, Callable[[Stream], bool]]] = {
+Kinds = Mapping[str, tuple[str, Callable[[Stream], bool]]]
+KINDS: Kinds = {
     "the model alone": ("#7f7f7f", lambda s: s.route == "fp32"),
     "the model with a draft": ("#2ca02c", lambda s: s.route.startswith("fp32+")),
     "fewer bits": ("#9467bd", lambda s: not s.route.startswith("fp32")),
@@ -279,8 +280,17 @@ KINDS: dict[str, tuple[str, Callable[[Stream], bool]]] = {
 BIN_SECONDS = 5.0
 
 
-def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
-    """Times of answers, shares of routes and what the model accepts of drafts, over the seconds of the run."""
+def draw_picture(
+    teller: Teller,
+    *,
+    title: str,
+    path: Path,
+    kinds: Kinds = KINDS,
+    share: Callable[[Sequence[Stream]], float | None] = accepted_share,
+    of: str = "of drafts accepted",
+) -> None:
+    """Times of answers, shares of the ``kinds`` of them and a ``share``, of what is accepted of drafts or of something
+    else, over the seconds of the run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -292,19 +302,19 @@ def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
     bins = [[s for s in streams if at <= s.sent - origin < at + BIN_SECONDS] for at in edges]
     middles = [at + BIN_SECONDS / 2 for at in edges]
     fig, axes = plt.subplots(3, 1, figsize=(12, 8), sharex=True, height_ratios=[3, 2, 2], layout="constrained")
-    facts = [_facts(some) if some else {} for some in bins]
+    told = [facts(some) if some else {} for some in bins]
     for name, key, color in (("whole answer", "p50_ms", "#1f77b4"), ("first token", "first_token_p50_ms", "#ff7f0e")):
-        axes[0].plot(middles, [of.get(key, math.nan) for of in facts], label=name, color=color)
+        axes[0].plot(middles, [one.get(key, math.nan) for one in told], label=name, color=color)
     axes[0].set_ylabel("ms, median")
-    shares = [[100 * sum(map(of, some)) / max(1, len(some)) for some in bins] for _, of in KINDS.values()]
+    shares = [[100 * sum(map(mine, some)) / max(1, len(some)) for some in bins] for _, mine in kinds.values()]
     bottom = [0.0] * len(edges)
-    for name, of in zip(KINDS, shares, strict=True):
-        axes[1].bar(edges, of, BIN_SECONDS, bottom, align="edge", label=name, color=KINDS[name][0], alpha=0.7)
-        bottom = [low + height for low, height in zip(bottom, of, strict=True)]
+    for name, heights in zip(kinds, shares, strict=True):
+        axes[1].bar(edges, heights, BIN_SECONDS, bottom, align="edge", label=name, color=kinds[name][0], alpha=0.7)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes[1].set_ylabel("answers by, %")
-    taken = [of.get("accepted") for of in facts]
-    axes[2].plot(middles, [math.nan if of is None else 100 * of for of in taken], ".-", color="#2ca02c")
-    axes[2].set_ylabel("of drafts accepted, %")
+    found = [share(some) for some in bins]
+    axes[2].plot(middles, [math.nan if one is None else 100 * one for one in found], ".-", color="#2ca02c")
+    axes[2].set_ylabel(f"{of}, %")
     axes[2].set_xlabel("seconds since traffic began")
     for axis, top in zip(axes, (None, 100, 105), strict=True):
         axis.set_ylim(0, top)
