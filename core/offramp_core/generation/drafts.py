@@ -3,9 +3,9 @@ never by what it should save.
 
 A verified draft changes no answer, so nothing has to be certified; it only has to pay. Whether it does differs between
 code and prose, between one answer at a time and eight, and from hour to hour. So every setting, none included, goes on
-being measured on a few requests: the seconds that a token took the engine. What serves is none, until a draft has been
-faster by a margin beyond doubt; a draft that stops paying is dropped as soon as its recent level says so, and what was
-known of the others is forgotten with it.
+being measured on a few requests: the seconds that a token took the engine. What serves is none, until the trials of a
+draft have together saved the time of a request; a draft that has lost again what it had saved of late is dropped, and
+what was known of the others is forgotten with it.
 
 Trials cost what they cost: a draft whose answers cannot be computed together with others may take several times as long
 where many are. Requests without a trial earn an allowance, a share of what they take; trials spend it, at first by what
@@ -30,7 +30,6 @@ from offramp_core.generation.levels import (
     Book,
     Level,
     Setting,
-    faster,
     likely_faster,
 )
 
@@ -139,6 +138,9 @@ class Drafts:
         best = self._best(book)
         if best == NONE != book.serves:
             book.forget_all_but(NONE, book.serves)  # they were measured on what it had foreseen
+            book.saved[book.serves] = 0.0
+        elif best != NONE != book.serves:  # what the new one saved before counts no more than what is left
+            book.saved[best] = book.saved.get(book.serves, 0.0)
         book.serves = best
 
     def drop(self, draft: str) -> None:
@@ -160,7 +162,8 @@ class Drafts:
 
     def _candidate(self, at: Context, book: Book, draw: float) -> Setting | None:
         """Whose trial it would be, once what serves has been measured: a fair turn at times. Beside those, while none
-        serves, who has had few and is expected to cost least; what has begun to pay is tried until that is known."""
+        serves, drafts whose trials do not yet say that they do not pay: who had few of them and has begun to pay, then
+        who is expected to cost least."""
         if not book.levels[book.serves].n or draw >= FIRST_SHARE or book.allowance < 0:
             return None
         if book.serves == NONE and not book.may_begin:
@@ -169,9 +172,9 @@ class Drafts:
             return book.next_turn()
         if book.serves != NONE:
             return self._rival(at, book)
-        untried = [s for s, level in book.levels.items() if level.n < FIRST_TRIALS and s != NONE]
-        promising = [s for s in untried if book.promises(s)]
-        return min(promising or untried, key=lambda s: self._expected(at, s), default=None)
+        open_ = [s for s in self.settings if book.is_open(s)]
+        promising = [s for s in open_ if book.promises(s) and book.levels[s].n < FIRST_TRIALS]
+        return min(promising or open_, key=lambda s: self._expected(at, s), default=None)
 
     def _rival(self, at: Context, book: Book) -> Setting | None:
         """Who may be faster than the draft that serves, or was never tried."""
@@ -208,17 +211,17 @@ class Drafts:
         return max((level for level in levels if level.n), key=lambda level: level.n, default=None)
 
     def _best(self, book: Book) -> Setting:
-        off, serves = book.levels[NONE], book.serves
-        if off.n < FIRST_TRIALS:
+        serves, tried = book.serves, [s for s in self.settings if book.levels[s].n >= FIRST_TRIALS]
+        if book.levels[NONE].n < FIRST_TRIALS:
             return NONE
-        tried = [s for s in self.settings if book.levels[s].n >= FIRST_TRIALS]
-        best = min(tried, key=lambda s: book.levels[s].mean, default=NONE)
-        if serves != NONE and book.levels[serves].mean >= off.mean:
-            return NONE  # it must still pay
-        if best == NONE or not faster(book.levels[best], off) or (serves == NONE and not book.may_begin):
-            return serves
+        if serves == NONE:
+            paying = [s for s in tried if book.pays(s)] if book.may_begin else []
+            return min(paying, key=lambda s: book.levels[s].mean, default=NONE)
+        if not book.pays(serves):
+            return NONE
         # Among drafts that pay it costs little to be wrong, and much to wait until there is no doubt.
-        return best if serves == NONE or likely_faster(book.levels[best], book.levels[serves]) else serves
+        best = min(tried, key=lambda s: book.levels[s].mean, default=serves)
+        return best if likely_faster(book.levels[best], book.levels[serves]) else serves
 
     def _at(self, context: Context) -> Context:
         """Whose book decides: some of those that are computed may read their prompts, or end soon."""

@@ -1,14 +1,17 @@
-"""What settings of drafts have taken of late in one context, and what trials of those that do not serve may cost.
+"""What settings of drafts have taken of late in one context, what they have saved, and what trials of those that do not
+serve may cost.
 
 The level of a setting is an exponentially weighted mean of the logarithm of seconds per token, its doubt the standard
-error of that. Requests are few per decision, so it is an estimate, and no test is claimed: being wrong costs time and
-no accuracy, and the allowance bounds how much.
+error of that. It follows the machine and the content, and forgets too soon to tell a draft that saves a tenth. What a
+draft has *saved* does: the sum over its answers of what they took less than none's level of that time, within bounds.
+It is Page's cumulative sum (Biometrika 41, 1954), counted in requests: to be wrong costs about as many as the bounds
+say, whatever a draft saves or loses with each.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 FIRST_TRIALS = 4  # of a setting, before it is believed to be anything
@@ -21,7 +24,10 @@ WEIGHT = 0.15  # of the newest request in a level
 MOST_SURPRISE = 1.0  # of one request, as a logarithm, once a level is believed: the process may have been stopped
 LOST = 4.0  # requests of none: with more lost by drafts, no draft begins
 BANKED = 8.0  # requests of none: what drafts may have gained, and lose again
-MARGIN = 0.03  # by which a draft must be faster than none to begin, as a logarithm
+MARGIN = 0.03  # of an answer without a draft: what one with a draft must save
+BEGINS = 1.0  # requests: a draft that has saved so much begins to serve
+MOST_SAVED, LEAST_SAVED = 3.0, -1.0  # requests, that are remembered
+HOPELESS = -0.75  # requests: a draft that has not even saved that is left to its fair turns
 
 
 class Setting(NamedTuple):
@@ -65,6 +71,11 @@ class Level:
         """As another context begins with it: worth so many of its own requests at most."""
         return replace(self, n=min(self.n, most), own=0)
 
+    def slower(self, value: float) -> float:
+        """How much longer a request took than it takes on average. Means of logarithms lie below those of seconds, by
+        half the variance where noise is log-normal."""
+        return math.expm1(min(value - self.mean - self.variance / 2, 20.0))
+
     @property
     def doubt(self) -> float:
         """Standard error of the mean, with as many requests as the weights are worth."""
@@ -85,6 +96,7 @@ class Book:
     allowance: float = 0.0
     stake: float = 0.0
     lost: float = 0.0  # tokens of none: by all answers with drafts; below zero they have gained
+    saved: dict[Setting, float] = field(default_factory=dict)  # requests, beyond the margin: by each draft
     turn: int = 0  # whose fair turn is next
     plain: int = 0  # requests in a row that are still computed without a draft, as a trial of none
     quiet: int = 0  # requests until something unknown may be tried again: the trial before it may not have ended
@@ -94,7 +106,7 @@ class Book:
         should not, and the others need fewer trials."""
         first = {NONE, self.serves}
         levels = {s: level.prior(FIRST_TRIALS if s in first else PRIOR_TRIALS) for s, level in self.levels.items()}
-        return Book(levels, self.serves, self.stake, self.stake)
+        return Book(levels, self.serves, self.stake, self.stake, saved={self.serves: BEGINS / 2})
 
     def earn(self) -> None:
         """A request comes."""
@@ -138,6 +150,20 @@ class Book:
         level = self.levels[setting]
         return level.n > 0 and level.mean < self.levels[self.serves].mean
 
+    def is_open(self, setting: Setting) -> bool:
+        """Whether its trials do not yet say that it does not pay. Beside other answers a trial also slows these, so
+        that only what has saved something goes on."""
+        hopeless = HOPELESS if self.stake else 0.0
+        return self.levels[setting].n < FIRST_TRIALS or self.saved.get(setting, 0.0) > hopeless
+
+    def pays(self, setting: Setting) -> bool:
+        """Whether it has saved enough to begin; of the draft that serves, whether it may go on: with less than that, as
+        long as its level is below none's and something is left."""
+        level, saved = self.levels[setting], self.saved.get(setting, 0.0)
+        if saved >= BEGINS:
+            return level.n >= FIRST_TRIALS
+        return setting == self.serves and saved > 0 and level.mean < self.levels[NONE].mean
+
     def spend(self, tried: Setting, expected: float, *, open_for: int, waiting: int = 0, many: int = 1) -> bool:
         """Whether so many trials in a row can be afforded, which are paid for then; one may be open for so many further
         requests, and no other begins before if it was not measured here, or less than half as often as there are
@@ -160,8 +186,8 @@ class Book:
             took = min(math.expm1(min(value - self.levels[self.serves].mean, 20.0)), MOST_CHARGED)
             settled = min(MOST_CHARGED, self.allowance - took + self._cost(expected))
             self.allowance = max(settled, min(self.allowance, -MOST_CHARGED))
-        self._account(setting, value, tokens)
         self.levels[setting].add(value, tokens)
+        self._account(setting, value, tokens)
 
     def fail(self, setting: Setting, *, expected: float) -> None:
         """Its answer failed, which is as bad as the most that a trial is charged."""
@@ -175,11 +201,13 @@ class Book:
         if setting == NONE:
             self.lost = max(self.lost - MOST_LOST * tokens, min(self.lost, 0.0))
         elif none.n:
-            # Means of logarithms lie below those of seconds, by half the variance where noise is log-normal; and drafts
-            # begin where none happens to look slow.
-            usual = none.mean + none.variance / 2 - (none.doubt if none.n > 1 else 0.0)
-            slower = math.expm1(min(value - usual, 20.0))
-            self.lost = max(self.lost + tokens * min(slower, MOST_CHARGED), -BANKED * none.tokens)
+            doubt = none.doubt if none.n > 1 else 0.0  # drafts begin where none happens to look slow
+            lost = tokens * min(none.slower(value + doubt), MOST_CHARGED)
+            self.lost = max(self.lost + lost, -BANKED * none.tokens)
+            if not self.by_prior:  # none is hardly measured here
+                slower = (min(none.slower(value), 1.0) + MARGIN) * tokens / self.levels[setting].tokens
+                saved = self.saved.get(setting, 0.0) - slower
+                self.saved[setting] = min(max(saved, LEAST_SAVED), MOST_SAVED)
 
     def forget_all_but(self, *kept: Setting) -> None:
         """What is known of the other settings was measured under circumstances that have passed, and what was saved up
@@ -187,15 +215,11 @@ class Book:
         self.allowance = max(-MOST_CHARGED, min(self.allowance, 0.0))
         for setting in self.levels.keys() - set(kept):
             self.levels[setting] = Level()
+            self.saved.pop(setting, None)
 
     def _cost(self, expected: float) -> float:
         """Of a trial, in requests of what serves; nothing where it should be faster."""
         return min(max(0.0, math.expm1(min(expected - self.levels[self.serves].mean, 20.0))), MOST_CHARGED)
-
-
-def faster(one: Level, other: Level) -> bool:
-    """Whether one setting is faster than another by the margin, two standard errors away from chance."""
-    return one.mean + MARGIN + 2 * math.hypot(one.doubt, other.doubt) < other.mean
 
 
 def likely_faster(one: Level, other: Level) -> bool:
