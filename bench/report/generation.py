@@ -196,7 +196,7 @@ def _auto(found: dict[str, Any]) -> list[str]:
         moved = run["hostile"]
         off = f"no draft serves after {moved['off_after']} of them" if moved["off_after"] else "it stays"
         lines += [
-            f"*Drafts chosen by measurement on {name}* (decisions 105 and 106): a worker's desk that chooses among "
+            f"*Drafts chosen by measurement on {name}* (decisions 105, 106 and 155): a worker's desk that chooses among "
             f"{', '.join(run['settings'])} against the same desk with one setting for all requests, answers of up to "
             f"{run['tokens']} tokens, in turns in one run; ratios of the",
             "processor's seconds of whole answers, prompts included. First from the first request on, against no "
@@ -231,7 +231,7 @@ def _mixed(found: dict[str, Any]) -> list[str]:
         ]
         quarter = run["learned"] // len(run["classes"][0]["learning"])
         lines += [
-            f"*Two classes by turns on {name}* (decisions 103 and 107), one request at a time, answers of up to "
+            f"*Two classes by turns on {name}* (decisions 103, 107 and 155), one request at a time, answers of up to "
             f"{run['tokens']} tokens, choosing among {', '.join(run['settings'])}: {run['learned']} requests of each "
             f"to learn from, then {run['classes'][0]['requests']} prompts",
             "of each that every setting answers too, in turns. Times are ratios of the processor's seconds of whole "

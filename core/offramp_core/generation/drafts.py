@@ -162,8 +162,8 @@ class Drafts:
 
     def _candidate(self, at: Context, book: Book, draw: float) -> Setting | None:
         """Whose trial it would be, once what serves has been measured: a fair turn at times. Beside those, while none
-        serves, drafts whose trials do not yet say that they do not pay: who had few of them and has begun to pay, then
-        who is expected to cost least."""
+        serves, drafts that may be tried further: who had few trials and has begun to pay, then who is expected to cost
+        least."""
         if not book.levels[book.serves].n or draw >= FIRST_SHARE or book.allowance < 0:
             return None
         if book.serves == NONE and not book.may_begin:

@@ -27,7 +27,6 @@ BANKED = 8.0  # requests of none: what drafts may have gained, and lose again
 MARGIN = 0.03  # of an answer without a draft: what one with a draft must save
 BEGINS = 1.0  # requests: a draft that has saved so much begins to serve
 MOST_SAVED, LEAST_SAVED = 3.0, -1.0  # requests, that are remembered
-HOPELESS = -0.75  # requests: a draft that has not even saved that is left to its fair turns
 
 
 class Setting(NamedTuple):
@@ -151,10 +150,9 @@ class Book:
         return level.n > 0 and level.mean < self.levels[self.serves].mean
 
     def is_open(self, setting: Setting) -> bool:
-        """Whether its trials do not yet say that it does not pay. Beside other answers a trial also slows these, so
-        that only what has saved something goes on."""
-        hopeless = HOPELESS if self.stake else 0.0
-        return self.levels[setting].n < FIRST_TRIALS or self.saved.get(setting, 0.0) > hopeless
+        """Whether it is tried beside its fair turns: where one answer is written at a time the allowance is what bounds
+        that. Beside other answers a trial also slows these, so only what has saved something goes on."""
+        return bool(self.stake) or self.levels[setting].n < FIRST_TRIALS or self.saved.get(setting, 0.0) > 0
 
     def pays(self, setting: Setting) -> bool:
         """Whether it has saved enough to begin; of the draft that serves, whether it may go on: with less than that, as
