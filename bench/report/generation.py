@@ -196,9 +196,9 @@ def _auto(found: dict[str, Any]) -> list[str]:
         moved = run["hostile"]
         off = f"no draft serves after {moved['off_after']} of them" if moved["off_after"] else "it stays"
         lines += [
-            f"*Drafts chosen by measurement on {name}* (decisions 105, 106 and 155): a worker's desk that chooses among "
-            f"{', '.join(run['settings'])} against the same desk with one setting for all requests, answers of up to "
-            f"{run['tokens']} tokens, in turns in one run; ratios of the",
+            f"*Drafts chosen by measurement on {name}* (decisions 105, 106 and 155): a worker's desk that chooses "
+            f"among {', '.join(run['settings'])} against the same desk with one setting for all requests, answers of "
+            f"up to {run['tokens']} tokens, in turns in one run; ratios of the",
             "processor's seconds of whole answers, prompts included. First from the first request on, against no "
             "draft; *no draft again* is the same against itself:",
             "",
