@@ -1,4 +1,4 @@
-"""``python -m bench.fleetplan [--scene NAME...] [--replays 200] [--forecasts 8] [--json]``."""
+"""``python -m bench.fleetplan [--scene NAME...] [--replays 200] [--forecasts 8] [--services 200] [--json]``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bench.arrivals import MissingTraceError
 from bench.fleetplan.forecasts import RECENT, forecasts, relative_costs
 from bench.fleetplan.judged import ahead, verdicts
 from bench.fleetplan.pictures import draw
+from bench.fleetplan.planning import planning
 from bench.fleetplan.replays import replays
 from bench.fleetplan.runs import LARGEST, OURS, run
 from bench.fleetplan.scenes import BUDGET, SCENES
@@ -88,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scene", nargs="*", choices=list(SCENES), default=list(SCENES), help="all when left out")
     parser.add_argument("--replays", type=int, default=200, help="how many, 0 for none")
     parser.add_argument("--forecasts", type=int, default=8, help="stretches of Twitter, 0 for none")
+    parser.add_argument("--services", type=int, default=200, help="how many are planned at once, 0 for none")
     parser.add_argument("--json", action="store_true", help="print the result instead of tables")
     options = parser.parse_args(arguments)
     console = Console(stderr=options.json)
@@ -105,6 +107,10 @@ def main(arguments: list[str] | None = None) -> int:
                 console.print(shown(rows))
                 found[name] = {"rows": rows, "measured": provenance()}
                 _write(OUT, found)
+        if options.services:
+            found["planning"] = asdict(planning(options.services)) | {"measured": provenance()}
+            console.print(found["planning"])
+            _write(OUT, found)
     except MissingTraceError as error:
         print(f"bench.fleetplan: {error}", file=sys.stderr)
         return 1

@@ -164,16 +164,44 @@ def recorded_task(model: Model, name: str, times: SecondsArray, *, rate: float, 
     )
 
 
+def minutes_task(model: Model, name: str, times: SecondsArray, *, rate: float, seconds: int, seed: int) -> Task:
+    """The beginning of a trace that was recorded by the minute, with ``rate`` requests a second on average in minutes
+    in which any came; what came before is not recorded: its beginning, once more."""
+    minutes = np.bincount((times / 60).astype(np.int64), minlength=DAY // 60)
+    asked = np.repeat(minutes * (rate / minutes[minutes > 0].mean()), 60)[:seconds]
+    counts = np.random.default_rng(seed).poisson(asked)
+    return Task(
+        name=name,
+        latency_seconds=model.latency_seconds,
+        max_disagreement=BUDGET,
+        menu=menu(model),
+        counts=counts,
+        past=counts[: 10 * 15],
+    )
+
+
 def twitter(hours: float = 3.0) -> Scene:
     """One service on Twitter's trace."""
     task = twitter_task(MINILM, day=9.4, seconds=int(hours * 3600), times=8)
     return Scene((task,), pools(1.0))
 
 
+def twitter_day() -> Scene:
+    """From the tenth day's beginning to its end."""
+    return Scene((twitter_task(MINILM, day=9.0, seconds=DAY, times=8),), pools(1.0))
+
+
 def functions(hours: float = 1.0) -> Scene:
     """One service on all functions of Azure together."""
     every = np.sort(np.concatenate(list(azure_functions_by_name().values())))
     task = recorded_task(RESNET, "resnet56-functions", every, rate=6000.0, seconds=int(3600 * hours), seed=1)
+    return Scene((task,), pools(1.0))
+
+
+def functions_day() -> Scene:
+    """One service on the four functions of which Azure recorded a day: after 230 minutes nothing is asked."""
+    times = load_trace("azure-functions-minutes")
+    task = minutes_task(RESNET, "resnet56-minutes", times, rate=1500.0, seconds=DAY, seed=2)
     return Scene((task,), pools(1.0))
 
 
@@ -203,6 +231,8 @@ def pools(times: float) -> tuple[Pool, ...]:
 
 SCENES: Mapping[str, tuple[str, Callable[[], Scene]]] = {
     "twitter": ("MiniLM, three hours of Twitter, 8 requests for each", twitter),
+    "twitter-day": ("MiniLM, a day of Twitter, 8 requests for each", twitter_day),
+    "functions-day": ("ResNet-56, four functions of Azure Functions, a day as recorded", functions_day),
     "functions": ("ResNet-56, five minutes of Azure Functions in an hour", functions),
     "fleet": ("Ten services share the pools for an hour (Azure Functions, Azure LLM, Twitter)", fleet),
 }

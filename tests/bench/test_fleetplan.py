@@ -12,7 +12,7 @@ from bench.fleetplan.forecasts import remembered
 from bench.fleetplan.judged import ahead, verdicts
 from bench.fleetplan.replays import shown_by_certificate
 from bench.fleetplan.runs import BEST_SINGLE, INFAAS, LARGEST, OURS, PROTEUS, policies, with_certificates
-from bench.fleetplan.scenes import BOLD, BUDGET, MINILM, Scene, menu, pools
+from bench.fleetplan.scenes import BOLD, BUDGET, MINILM, RESNET, Scene, menu, minutes_task, pools
 from bench.report.fleetplan import goals, section
 from bench.report.results import MISSING, Results
 
@@ -64,6 +64,19 @@ def minilm(*, counts: Counts, past: Counts) -> Task:
 def test_a_certificate_is_a_test_at_its_part_of_the_allowance_and_no_share() -> None:
     assert shown_by_certificate(10, 4000, 4) == 10 / 4000
     assert shown_by_certificate(38, 4000, 4) == 1.0
+
+
+def test_what_was_recorded_by_the_minute_is_asked_in_its_minutes_alone() -> None:
+    times = np.array([3.0, 30.0, 130.0])  # two in the first minute, none in the second, one in the third
+    counts = minutes_task(RESNET, "one", times, rate=300.0, seconds=240, seed=0).counts.reshape(4, 60)
+    assert counts[:2].mean(axis=1) == pytest.approx([400.0, 0.0], rel=0.02)
+    assert counts[2:].mean(axis=1) == pytest.approx([200.0, 0.0], rel=0.02)
+
+
+def test_of_single_variants_those_that_pay_least_for_an_answer_are_played_first() -> None:
+    scene = with_certificates(Scene((minilm(counts=np.full(60, 300), past=np.full(150, 300)),), pools(1.0)))
+    single = [policy.name for name, policy in policies(scene) if name == BEST_SINGLE]
+    assert single[:3] == ["int8-exits on core", "int8 on core", "exits on core"]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -337,8 +338,18 @@ def test_a_service_without_columns_or_without_demand_has_no_workers_and_says_why
 
 @pytest.mark.parametrize("seed", seeds(5, quick=1))
 def test_ten_percent_noise_changes_nothing_over_ten_windows(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+    check_that_noise_changes_nothing(seed, *random_fleet(seed, services=20, room=(400, 100, 40)))
+
+
+@pytest.mark.parametrize("seed", [7, 8])
+def test_nor_does_it_where_a_pool_is_shared_to_its_last_worker(seed: int) -> None:
     services, pools = random_fleet(seed, services=20, room=(400, 100, 40))
+    used = plan_fleet(services, pools).workers_by_pool["a"]
+    check_that_noise_changes_nothing(seed, services, [replace(pools[0], max_workers=int(0.8 * used)), *pools[1:]])
+
+
+def check_that_noise_changes_nothing(seed: int, services: Sequence[Service], pools: Sequence[Pool]) -> None:
+    rng = np.random.default_rng(seed)
     noisy = {s.name: s.rate * (1 + rng.uniform(-0.1, 0.1, 30)) for s in services}
     current: dict[str, tuple[Workers, ...]] = {}
     changes = []

@@ -75,9 +75,9 @@ def some(count: int, *, of: Measured | None = None) -> tuple[Workers, ...]:
 
 
 def served(arrivals: Sequence[float], workers: int, *, size: int = 1, latency: float = 9.0) -> tuple[int, Any, Any]:
-    free, sums = np.zeros(workers), np.zeros(FIGURES)
-    done = serve_until(np.array(arrivals, dtype=float), free, 10.0, 1.0, 0.5, size, latency, sums)
-    return done, free, sums
+    free, sums = np.zeros(workers), np.zeros((10, FIGURES))
+    done = serve_until(np.array(arrivals, dtype=float), free, 0, 1.0, 0.5, size, latency, sums)
+    return done, free, sums.sum(axis=0)
 
 
 def test_a_free_worker_takes_what_waits_in_one_batch_the_oldest_first() -> None:

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from test_prepare_family_bundles import encoder, rows_for, tokens
 from torch import nn
 
-from offramp_core.bundle import RampSpec
+from offramp_core.bundle import RampSpec, TensorSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.precision import EXACT
 from offramp_core.records import records_from_arrays
@@ -491,6 +491,17 @@ def test_a_run_that_was_stopped_goes_on_with_the_variants_that_were_finished(
         assert next(ticks) > taught + 1
     assert first[0].model.SerializeToString() == again[0].model.SerializeToString() == other.model.SerializeToString()
     assert second.name == "pruned50"
+
+
+def test_texts_of_about_one_length_learn_together(network: Backbone) -> None:
+    lengths = np.arange(256) % 2 * 50 + 10  # half of them 10 tokens, half of them 60
+    rows = np.where(np.arange(64) < lengths[:, None], 1, 0)
+    tokens = TensorSpec("input", "INT64", (-1,), pad=0, longest=64, values=2)
+    course = Course(network.model, rows, rows, tokens, network.scale, 1.0, 0)
+    batches = list(itertools.islice(distilling._batches(course, np.random.default_rng(0)), 32))
+    assert all(len(batch) == distilling.BATCH for batch in batches)
+    assert np.mean([batch.shape[1] for batch in batches]) < 48  # 64 if they were drawn one by one
+    assert 0.4 < np.mean([(batch.sum(axis=1) == 60).mean() for batch in batches]) < 0.6  # drawn as often
 
 
 @pytest.mark.parametrize(("rate", "kept"), [(1e3, False), (1e-3, True)], ids=["it gets worse", "it gets better"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
 import numpy as np
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.fleet.exact import EXACT, Choice, Demand, Ints, alone, answered, cheapest
+from offramp_core.fleet.exact import EXACT, Choice, Demand, Floats, Ints, alone, answered, cheapest
 from offramp_core.fleet.parts import Caution, Column, Key, Pool, Service, Workers, refuse_twice
 from offramp_core.fleet.queueing import headroom_rate
 from offramp_core.fleet.shared import share, share_shortage
@@ -108,7 +108,9 @@ def plan_fleet(
     chosen = {one.service.name: found for one, found in zip(asked, choices, strict=True)}
     nothing = Choice((), (0,) * len(pools))
     offers = [chosen.get(one.service.name, nothing) for one in planners]
-    kept = _fitting([one.keeps(offer) for one, offer in zip(planners, offers, strict=True)], planners, offers, room)
+    prices = cost if fresh is None else cost + np.array(fresh.worth)
+    keeps = [one.keeps(offer, prices) for one, offer in zip(planners, offers, strict=True)]
+    kept = _fitting(keeps, planners, offers, room)
     plans = [
         one.plan(offer, keep, scarce=fresh is None) for one, offer, keep in zip(planners, offers, kept, strict=True)
     ]
@@ -248,8 +250,9 @@ class _One:
         head = headroom_rate(self.service, column)
         return column.worker_rate, head, column.certified_disagreement, column.startup_seconds
 
-    def keeps(self, offer: Choice) -> str | None:
-        """Why the workers of now stay; None where they go."""
+    def keeps(self, offer: Choice, prices: Floats) -> str | None:
+        """Why the workers of now stay; None where they go. Of a pool that is shared a worker counts as much as another
+        service would pay, or the last ones of it would go to and fro."""
         if not self._current or any(w.key not in self._known for w in self._current):
             return None
         demand, now = self.service.demand, self._answered(self._current)
@@ -257,29 +260,29 @@ class _One:
         offered = self._answered(workers)
         if now < demand * (1 - EXACT):
             return "the pools have none that answer more" if offered <= now * (1 + EXACT) else None
-        saved = self._cost(self._current) - self._cost(workers)
+        shared = float(prices @ (np.array(self.used) - _used(workers, self._pools)))
+        saved = min(self._cost(self._current) - self._cost(workers), shared)
         if set(workers) == set(self._current) or saved <= 0 or offered < demand * (1 - 2 * EXACT):
             return "they answer the demand, and none that answer more of it are cheaper"
-        return self._not_worth_it(workers, saved)
+        return self._not_worth_it(workers, saved, prices)
 
-    def _not_worth_it(self, workers: Sequence[Workers], saved: float) -> str | None:
+    def _not_worth_it(self, workers: Sequence[Workers], saved: float, prices: Floats) -> str | None:
         """Why cheaper workers that answer the demand are not worth the change; None where they are."""
         caution = self._caution
-        if self._cost_with_slack() >= self._cost(self._current) * (1 - 1e-9):
+        if self._price_with_slack(prices) >= float(prices @ np.array(self.used)) * (1 - 1e-9):
             return f"with {caution.slack:.0%} more demand nothing would be cheaper"
         change, earned = self._change_cost(workers), saved * caution.horizon_seconds / HOUR
         if earned <= change:
             return f"a change would cost {change:.3g} and save {earned:.3g} in {caution.horizon_seconds:g} s"
         return None
 
-    def _cost_with_slack(self) -> float:
-        """Of the cheapest workers, other services apart."""
+    def _price_with_slack(self, prices: Floats) -> float:
+        """Of the cheapest workers."""
         if self.service.demand <= 0 or not self.usable:
             return 0.0
-        cost = np.array([pool.cost_per_hour for pool in self._pools])
         room = np.array([pool.max_workers for pool in self._pools], dtype=np.int64)
-        found = cheapest(self.demand(self._caution.slack), prices=cost, room=room)
-        return float("inf") if found is None else float(cost @ np.array(found.used))
+        found = cheapest(self.demand(self._caution.slack), prices=prices, room=room)
+        return float("inf") if found is None else float(prices @ np.array(found.used))
 
     def _change_cost(self, workers: Sequence[Workers]) -> float:
         """Of starting what is new, and of starting again what is stopped. Another plan on the same hardware is a switch
@@ -319,7 +322,7 @@ class _One:
             headroom_rate=able - rate,
             changed=set(workers) != set(self._current),
             reason=self._reason(kept, unmet, scarce=scarce and not spared),
-            considered=tuple(self._considered(column, workers) for column in self.service.columns),
+            considered=tuple(self._all_considered(workers)),
         )
 
     def _reason(self, kept: str | None, unmet: float, *, scarce: bool) -> str:
@@ -336,26 +339,30 @@ class _One:
             return "they answer what is asked; the pools have no room for every service's spare"
         return f"the cheapest that answer {self._caution.spare:.0%} more than is asked"
 
-    def _considered(self, column: Column, workers: Sequence[Workers]) -> Considered:
-        count = next((w.count for w in workers if w.key == column.key), 0)
-        refused = self._refused.get(column.key)
-        head = headroom_rate(self.service, column)
+    def _all_considered(self, workers: Sequence[Workers]) -> Iterator[Considered]:
+        counts, chosen = {w.key: w.count for w in workers}, self._cost(workers)
+        needed = dict.fromkeys(self._known, 0)
+        if self.service.demand > 0 and needed:
+            asked = self.service.demand * (1 + self._caution.spare)
+            needed = dict(zip(needed, alone(self._demand(list(self._known.values()), asked)).tolist(), strict=True))
+        for column in self.service.columns:
+            yield self._considered(column, counts.get(column.key, 0), needed.get(column.key), chosen=chosen)
+
+    def _considered(self, column: Column, count: int, needed: int | None, *, chosen: float) -> Considered:
+        head, pool = headroom_rate(self.service, column), self._by_name[column.key.pool]
         row = Considered(
             key=column.key,
             certified_disagreement=column.certified_disagreement,
             headroom_rate=head if isfinite(head) else None,
-            workers_alone=None,
-            cost_alone=None,
+            workers_alone=needed,
+            cost_alone=None if needed is None else needed * pool.cost_per_hour,
             workers=count,
-            reason=refused or "",
+            reason="",
         )
+        refused = self._refused[column.key]
         if refused:
             return replace(row, reason=f"stays: {refused}" if count else refused)
-        pool = self._by_name[column.key.pool]
-        needed = int(alone(self._demand([column], self.service.demand * (1 + self._caution.spare)))[0])
-        needed = needed if self.service.demand > 0 else 0
-        row = replace(row, workers_alone=needed, cost_alone=needed * pool.cost_per_hour)
-        return replace(row, reason=self._why(row, pool, chosen=self._cost(workers)))
+        return replace(row, reason=self._why(row, pool, chosen=chosen))
 
     def _why(self, row: Considered, pool: Pool, *, chosen: float) -> str:
         if row.key in self._beaten:

@@ -30,20 +30,21 @@ def _compiled(function: F) -> F:
 def serve_until(  # noqa: PLR0917
     arrivals: Floats,
     free: Floats,
-    end: float,
+    start: int,
     first_seconds: float,
     more_seconds: float,
     batch_size: int,
     latency: float,
     sums: Floats,
 ) -> int:
-    """Let workers answer what arrives before ``end``; how many of ``arrivals`` were answered or given up.
+    """Let workers answer for as many seconds from ``start`` on as ``sums`` has rows; how many of ``arrivals`` were
+    answered or given up.
 
     A worker that is free takes what waits, up to ``batch_size``, the oldest first; what such a batch would answer too
     late is given up, as a door that turns away what cannot be in time would have done. ``free`` (in place) is when each
-    worker is, ``sums`` (in place) what came of it.
+    worker is, ``sums`` (in place; (seconds, FIGURES)) what came of it, in the second in which a batch began.
     """
-    i, n = 0, len(arrivals)
+    i, n, end = 0, len(arrivals), start + len(sums)
     while i < n and len(free) > 0:
         w = 0
         for j in range(1, len(free)):
@@ -52,22 +53,23 @@ def serve_until(  # noqa: PLR0917
         begin = max(free[w], arrivals[i])
         if begin >= end:
             break
+        second = max(int(begin) - start, 0)
         taken = 1
         while i + taken < n and taken < batch_size and arrivals[i + taken] <= begin:
             taken += 1
         seconds = first_seconds + more_seconds * (taken - 1)
         if begin + seconds > arrivals[i] + latency:
-            sums[MISSED] += 1
-            sums[SOJOURN] += latency
+            sums[second, MISSED] += 1
+            sums[second, SOJOURN] += latency
             i += 1
             continue
         done = begin + seconds
         for j in range(i, i + taken):
             if done > arrivals[j] + latency:
-                sums[MISSED] += 1
-            sums[ANSWERED] += 1
-            sums[SOJOURN] += done - arrivals[j]
-        sums[BUSY] += seconds
+                sums[second, MISSED] += 1
+            sums[second, ANSWERED] += 1
+            sums[second, SOJOURN] += done - arrivals[j]
+        sums[second, BUSY] += seconds
         free[w] = done
         i += taken
     return i

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from offramp_core.fleet import (
     DAY_SECONDS,
@@ -87,7 +88,8 @@ def simulate(tasks: Sequence[Task], pools: Sequence[Pool], policy: Policy, *, se
     services = [_Service(task, np.random.default_rng([seed, i])) for i, task in enumerate(tasks)]
     planned: dict[str, tuple[Workers, ...]] = {task.name: () for task in tasks}
     cost = {pool.name: pool.cost_per_hour / 3600 for pool in pools}
-    for now in range(max(len(task.counts) for task in tasks)):
+    now, last = 0, max(len(task.counts) for task in tasks)
+    while now < last:
         if now % policy.interval_seconds == 0:
             seen = [one.seen(now, planned[one.task.name], policy.interval_seconds) for one in services]
             planned |= {name: tuple(workers) for name, workers in policy.decide(seen, pools, now=now).items()}
@@ -95,8 +97,12 @@ def simulate(tasks: Sequence[Task], pools: Sequence[Pool], policy: Policy, *, se
             steps = next_steps({one.task.name: one.present() for one in services}, planned, pools)
             for one in services:
                 one.take(steps[one.task.name], now, at_once=now == 0)
+        until = now + 1  # while workers start or go, else until somebody decides again
+        if not any(one.is_on_its_way(planned[one.task.name]) for one in services):
+            until = min(now - now % policy.interval_seconds + policy.interval_seconds, last)
         for one in services:
-            one.second(now, cost)
+            one.let_pass(now, until, cost)
+        now = until
     return Outcome(policy.name, tuple(one.outcome() for one in services))
 
 
@@ -122,7 +128,8 @@ class _Service:
         self.slots = max(1, round(1 / self.task.latency_seconds))
         self.busy = self.able = self.sojourn = 0.0
         self.windows: dict[int, Window] = {}
-        self.spreads: list[tuple[float, float]] = []  # variance and mean of counts within each second
+        self.known: tuple[int, tuple[Window, ...]] = (-1, ())
+        self.variances, self.means = np.zeros(n), np.zeros(n)  # of counts within each second
 
     # --- what a policy sees ------------------------------------------------------------------------
 
@@ -146,6 +153,13 @@ class _Service:
         )
 
     def _windows(self, now: int) -> tuple[Window, ...]:
+        """Of whole windows since the beginning, the same until the next one ends."""
+        now -= now % WINDOW_SECONDS
+        if self.known[0] != now:
+            self.known = now, self._windows_at(now)
+        return self.known[1]
+
+    def _windows_at(self, now: int) -> tuple[Window, ...]:
         ends = set(range(now - int(HOUR_SECONDS) - RECENT * WINDOW_SECONDS, now, WINDOW_SECONDS))
         for hour in range(1, HOURS + 1):
             begin = now - hour * int(HOUR_SECONDS)
@@ -168,12 +182,12 @@ class _Service:
         return Window(ended_at=float(end), seconds=float(WINDOW_SECONDS), rate=rate)
 
     def _variation(self, now: int) -> float:
-        recent = self.spreads[-RECENT * WINDOW_SECONDS :]
-        mean = sum(m for _, m in recent)
+        recent = slice(max(now - RECENT * WINDOW_SECONDS, 0), now)
+        mean = float(self.means[recent].sum())
         at, hour_ago = now + len(self.task.past), max(now - int(HOUR_SECONDS), 0)
         asked = float(self.totals[at] - self.totals[hour_ago + len(self.task.past)])
         return variation_to_plan_for(
-            calm=max(1.0, sum(v for v, _ in recent) / mean) if mean else 1.0,
+            calm=max(1.0, float(self.variances[recent].sum()) / mean) if mean else 1.0,
             bursts=burst_variation(self.counts[max(at - RECENT * WINDOW_SECONDS, 0) : at]),
             late=float(self.figures["missed"][hour_ago:now].sum()),
             requests=asked * HOUR_SECONDS / max(now - hour_ago, 1),
@@ -225,10 +239,10 @@ class _Service:
     def _join(self, key: Key, free: Floats) -> None:
         self.free[key] = np.concatenate([self.free.get(key, np.empty(0)), free])
 
-    # --- a second ----------------------------------------------------------------------------------
+    # --- time ----------------------------------------------------------------------------------------
 
-    def second(self, now: int, cost: Mapping[str, float]) -> None:
-        """Let it pass."""
+    def let_pass(self, now: int, until: int, cost: Mapping[str, float]) -> None:
+        """Whole seconds, in which nothing starts but at the beginning."""
         for key, ends in self.starting.items():
             ready = [end for end in ends if end <= now]
             if ready:
@@ -236,43 +250,55 @@ class _Service:
                 self.starting[key] = [end for end in ends if end > now]
         self.starting = {key: ends for key, ends in self.starting.items() if ends}
         self.free = {key: free for key, free in self.free.items() if len(free)}
-        if now >= len(self.task.counts):
+        until = min(until, len(self.task.counts))
+        if now >= until:
             return
-        arrivals = now + np.sort(self.rng.random(int(self.task.counts[now])))
-        spread = np.bincount(((arrivals - now) * self.slots).astype(np.int64), minlength=self.slots)
-        self.spreads.append((float(spread.var(ddof=1)) if self.slots > 1 else 0.0, float(spread.mean())))
-        sums = self._serve(now, self._shared(np.concatenate([self.lost, arrivals]), now))
+        sums = self._serve(now, until, self._shared(*self._arrivals(now, until), until))
         self.busy, self.sojourn = self.busy + sums[BUSY], self.sojourn + sums[SOJOURN]
-        self.able += sum(map(len, self.free.values()))
-        self.figures["missed"][now] += sums[MISSED]
+        self.able += (until - now) * sum(map(len, self.free.values()))
         present = Counter({key: len(free) for key, free in self.free.items()})
         present.update({key: len(ends) for key, ends in self.starting.items()})
-        self.figures["workers"][now] = present.total()
-        self.figures["cost"][now] = sum(cost[key.pool] * n for key, n in present.items())
+        self.figures["workers"][now:until] = present.total()
+        self.figures["cost"][now:until] = sum(cost[key.pool] * n for key, n in present.items())
 
-    def _shared(self, arrivals: Floats, now: int) -> dict[Key, Floats]:
+    def _arrivals(self, now: int, until: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """When requests come, and the how many-th of its second each is."""
+        counts, passing = self.task.counts[now:until], slice(now, until)
+        second = np.repeat(np.arange(now, until), counts)
+        arrivals = np.sort(second + self.rng.random(len(second)))
+        slot = ((arrivals - second) * self.slots).astype(np.int64)
+        size = (until - now) * self.slots
+        spread = np.bincount((second - now) * self.slots + slot, minlength=size)[:size].reshape(-1, self.slots)
+        self.variances[passing] = spread.var(axis=1, ddof=1) if self.slots > 1 else 0.0
+        self.means[passing] = spread.mean(axis=1)
+        return arrivals, np.arange(len(second)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+    def _shared(self, arrivals: Floats, number: npt.NDArray[np.int64], until: int) -> dict[Key, Floats]:
         """Who goes to which column: in proportion to what its workers answer, evenly in time."""
+        arrivals = np.concatenate([self.lost, arrivals])
+        number = np.concatenate([np.arange(len(self.lost)), number])
         self.lost = np.empty(0)
         if not self.free:
-            late = arrivals + self.task.latency_seconds <= now + 1
-            self.figures["missed"][now] += int(late.sum())
+            ends = np.ceil(arrivals + self.task.latency_seconds).astype(np.int64)
+            late = ends <= until
+            np.add.at(self.figures["missed"], np.maximum(ends[late] - 1, 0), 1)
             self.lost = arrivals[~late]
             return {}
         keys = list(self.free)
         able = np.array([self.by_key[key].column.worker_rate * len(self.free[key]) for key in keys])
         upper = np.cumsum(able) / able.sum()
-        to = np.searchsorted(upper[:-1], (np.arange(len(arrivals)) * GOLDEN) % 1.0, side="right")
+        to = np.searchsorted(upper[:-1], (number * GOLDEN) % 1.0, side="right")
         return {key: arrivals[to == i] for i, key in enumerate(keys)}
 
-    def _serve(self, now: int, shared: Mapping[Key, Floats]) -> Floats:
-        total = np.zeros(FIGURES)
+    def _serve(self, now: int, until: int, shared: Mapping[Key, Floats]) -> Floats:
+        total, passing = np.zeros((until - now, FIGURES)), slice(now, until)
         for key, arrivals in shared.items():
-            measured, sums = self.by_key[key], np.zeros(FIGURES)
+            measured, sums = self.by_key[key], np.zeros_like(total)
             queue = np.sort(np.concatenate([self.waiting.get(key, np.empty(0)), arrivals]))
             done = serve_until(
                 queue,
                 self.free[key],
-                now + 1.0,
+                now,
                 measured.first_seconds,
                 measured.more_seconds,
                 key.batch_size,
@@ -280,10 +306,11 @@ class _Service:
                 sums,
             )
             self.waiting[key] = queue[done:]
-            self.figures["answered"][now] += sums[ANSWERED]
-            self.figures["disagreed"][now] += sums[ANSWERED] * measured.true_disagreement
+            self.figures["answered"][passing] += sums[:, ANSWERED]
+            self.figures["disagreed"][passing] += sums[:, ANSWERED] * measured.true_disagreement
             total += sums
-        return total
+        self.figures["missed"][passing] += total[:, MISSED]
+        return np.asarray(total.sum(axis=0))
 
     def outcome(self) -> TaskOutcome:
         """Who still waits in the end is neither answered nor missed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from offramp_core.bundle import TensorSpec
 from offramp_core.scale import Scale
 from offramp_worker.bundle.graph import output_name, tensor_values, with_outputs
-from offramp_worker.bundle.lengths import pad_rows
+from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.variants.twin import Twin
 
@@ -38,6 +38,7 @@ LARGEST_STEP = 1.0  # of a gradient's norm
 SMALLEST = 1e-7  # probability
 CHECKS = 4  # of states while a variant learns, the last one among them
 CHECKED_ROWS = 128  # at once
+DRAWN_BATCHES = 16  # of which those of about one length are made
 
 Array = npt.NDArray[Any]
 
@@ -86,12 +87,12 @@ def distill(model: onnx.ModelProto, course: Course, *, read: Sequence[str], adva
     random = np.random.default_rng(course.seed)
     peak = LEARNING_RATES["images" if course.rows.ndim == 4 else "tokens"]
     optimizer = torch.optim.AdamW(twin.parameters(), lr=peak, weight_decay=0.0)
-    best, checks = _Best(twin, course, teacher), 0
+    best, checks, batches = _Best(twin, course, teacher), 0, _batches(course, random)
     start, steps, reported = time.thread_time(), 0, 0
     while (passed := time.thread_time() - start) < course.seconds:
         for group in optimizer.param_groups:
             group["lr"] = peak * _share(passed / course.seconds)
-        x = _batch(course, random)
+        x = next(batches)
         values = tensor_values(teacher, names, x, entry=course.spec.name)
         wanted = [torch.from_numpy(values[name]) for name in names]
         output, features = twin(torch.from_numpy(x), read)
@@ -126,8 +127,8 @@ class _Best:
         name = output_name(course.teacher)
         self._twin = twin
         self._parts = [
-            pad_rows([course.unseen[start : start + CHECKED_ROWS]], course.spec)
-            for start in range(0, len(course.unseen), CHECKED_ROWS)
+            pad_rows([course.unseen[rows]], course.spec)
+            for rows in by_length(course.unseen, course.spec, size=CHECKED_ROWS)
         ]
         self._labels = [
             tensor_values(teacher, [name], x, entry=course.spec.name)[name].argmax(axis=1) for x in self._parts
@@ -154,10 +155,20 @@ def _share(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
 
 
-def _batch(course: Course, random: np.random.Generator) -> Array:
-    rows = course.rows[random.integers(len(course.rows), size=BATCH)]
-    if rows.ndim != 4 or rows.dtype != np.float32:
-        return pad_rows([rows], course.spec)
+def _batches(course: Course, random: np.random.Generator) -> Iterator[Array]:
+    """Rows drawn at random without an end; where lengths vary, rows of about one length together, or most of a batch
+    would be what the longest row is filled up to."""
+    spec = course.spec
+    while True:
+        rows = course.rows[random.integers(len(course.rows), size=BATCH * (DRAWN_BATCHES if spec.varies else 1))]
+        parts = list(by_length(rows, spec, size=BATCH))
+        for number in random.permutation(len(parts)):
+            batch = rows[parts[number]]
+            yield _moved(batch, random) if batch.ndim == 4 and batch.dtype == np.float32 else pad_rows([batch], spec)
+
+
+def _moved(rows: Array, random: np.random.Generator) -> Array:
+    """Images, some pixels to the side."""
     down, right = random.integers(-MOST_SHIFT, MOST_SHIFT + 1, size=2)
     sides = [(max(by, 0), max(-by, 0)) for by in (down, right)]
     moved = np.pad(rows, ((0, 0), (0, 0), *sides))
