@@ -248,7 +248,7 @@ def test_a_batch_that_was_sent_whole_in_vain_takes_the_exits_where_they_may_answ
     engine = start(residue="Auto", offline="Answer")
     core.says["rows"] = (503, b"{}")
     if breaks:
-        monkeypatch.setattr(engine._forwarding, "_run", lambda *_: iter([None]))
+        monkeypatch.setattr(engine.forwarding, "_run", lambda *_: iter([None]))
     ticket = asked(engine, done)
     if breaks:
         assert "is out of reach" in ticket.unable
