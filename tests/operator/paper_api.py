@@ -48,7 +48,7 @@ class PaperApi:
             "namespace": NAMESPACE,
             "uid": known.get("uid", f"uid-{number}"),
             "resourceVersion": number,
-            "generation": known.get("generation", 0) + (old.get("spec") != new["spec"]),
+            "generation": known.get("generation", 0) + (old.get("spec") != new.get("spec")),
         }
         if old.get("status"):
             new.setdefault("status", old["status"])

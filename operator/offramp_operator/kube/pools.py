@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from offramp_core.control.objects import Service
 from offramp_core.control.spec import POOL_OWN
+from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.kinds import Object
 
 
@@ -40,6 +41,20 @@ def in_words_of(message: str, index: int, *, own_bundle: bool) -> str:
     for name in POOL_OWN:
         message = re.sub(rf"\bspec\.worker\.{name}\b", f"spec.pools[{index}].{name}", message)
     return message.replace("spec.replicas", f"spec.pools[{index}].replicas")
+
+
+def check_found_out(pools: Iterable[Service]) -> None:
+    """Refuse pools of which none finds out the model that their own bundles must have. A worker at the edge is not
+    ready before its core is.
+
+    Raises
+    ------
+    InvalidSpecError
+        If no pool of the core has a worker with the spec's bundle.
+    """
+    if not any(each.spec.replicas and not each.spec.like_uri and not each.spec.is_edge for each in pools):
+        why = "have no worker of spec.model outside the edge, to tell the model that bundles of pools must have"
+        raise InvalidSpecError("spec.pools", f"{why}; give a pool without model a worker, or write spec.model.digest")
 
 
 def has_followed(deployment: Object) -> bool:

@@ -18,7 +18,7 @@ from offramp_operator.kube.platform.holds import Holds
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates, changes_pods, template_mark
 from offramp_operator.kube.pods import endpoints
-from offramp_operator.kube.pools import count, has_followed, in_pools, replicas_of, serves
+from offramp_operator.kube.pools import check_found_out, count, has_followed, in_pools, replicas_of, serves
 from offramp_operator.kube.trim import content
 from offramp_operator.shell.platform import WorkerIdentity
 
@@ -50,8 +50,9 @@ class Pools:
         """Every pool that the spec names."""
         pools = in_pools(service)
         live, taken = await self._live(memory, pools)
-        goes_first = _goes_first(service, live)
-        changing = behind = False
+        goes_first = self._goes_first(service, live)
+        unknown = service.spec.finds_model_out and service.proven_digest is None
+        changing = behind = waiting = False
         holding = {each.spec.in_pool for each in pools if self._holds_up(memory, each, live.get(each.spec.in_pool))}
         # The pool in the middle of a change first, wherever it stands now: no other one begins beside it. The core's
         # pools go before the edge and never wait for it, which may have to wait for them.
@@ -61,6 +62,7 @@ class Pools:
             known = live[each.spec.in_pool]
             n = each.spec.replicas if goes_first in (None, each.spec.in_pool) else replicas_of(known)
             n = n if goes_first is None else min(n, max(1, replicas_of(known)))
+            n = min(n, replicas_of(known)) if unknown and each.spec.like_uri else n
             body = manifests.deployment(
                 each,
                 identity,
@@ -76,6 +78,9 @@ class Pools:
             if each.spec.is_edge and behind and (known is None or changes_pods(known, body)):
                 continue
             behind = behind or _is_behind(known, asked)
+            if unknown and each.spec.like_uri and (known is None or changes_pods(known, body)):
+                waiting = waiting or each.spec.replicas > 0
+                continue  # nothing would hold its pods to the model
             if known is not None and changes_pods(known, body):
                 if changing or on_probation(known):
                     continue
@@ -86,6 +91,19 @@ class Pools:
             changing = changing or each.spec.in_pool in holding
         if taken:  # keeps no other pool from being changed
             raise NameTakenError("; ".join(taken))
+        if waiting:
+            check_found_out(pools)
+
+    def _goes_first(self, service: Service, live: dict[str, Object | None]) -> str | None:
+        """The pool whose one worker finds out which bundle lies at the spec's URI, before any other may start: the
+        first that has a place for it. None once that is known, and where no pool with that bundle has workers."""
+        if not service.spec.may_move or service.proven_digest is not None:
+            return None
+        main = {each.spec.in_pool: each.spec.replicas for each in in_pools(service) if not each.spec.like_uri}
+        running = [name for name, known in live.items() if name in main and replicas_of(known)]
+        able = [*running, *(name for name, n in main.items() if n and name in live and name not in running)]
+        placed = (name for name in able if (known := live[name]) is None or not self._lacks_place(known))
+        return next(placed, able[0] if able else None)
 
     async def _live(self, memory: Memory, pools: Iterable[Service]) -> tuple[dict[str, Object | None], list[str]]:
         """The Deployment of each pool, and of which pools somebody else's has the name."""
@@ -133,16 +151,6 @@ class Pools:
         for obj in left_over(self._cache, service):
             if not self._routes.still_sends(memory, service, name_of(obj)):
                 await self._children.remove(DEPLOYMENT, obj)
-
-
-def _goes_first(service: Service, live: dict[str, Object | None]) -> str | None:
-    """The pool whose one worker finds out which model the spec's bundle has, before any other may start; None once
-    that is known, and where no pool with that bundle has workers."""
-    if not service.spec.finds_model_out or service.proven_digest is not None:
-        return None
-    main = {each.spec.in_pool: each.spec.replicas for each in in_pools(service) if not each.spec.like_uri}
-    running = (name for name, known in live.items() if name in main and known is not None and replicas_of(known))
-    return next(running, None) or next((name for name, replicas in main.items() if replicas), None)
 
 
 def _beside(service: Service, pool: Service) -> int:
