@@ -25,6 +25,7 @@ from bench.sharing.services import OBJECTIVE_SECONDS, ROWS, Arm, Floats, Service
 
 OUT = Path("build/bench/floods.json")
 FLOOD = 10.0
+LEAST_RATE = 50.0  # requests a second; taken where not even these were in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,10 @@ def _traffic(arm: Arm, shares: Floats, *, seconds: float) -> Traffic:
             lambda _, rate, seed: arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares),
             [arm.name],
             objective=OBJECTIVE_SECONDS,
-            low=50.0,
+            low=LEAST_RATE,
             high=4000.0,
         )
-    return Traffic(arm, shares, LOAD * capacity[arm.name])
+    return Traffic(arm, shares, LOAD * max(capacity[arm.name], LEAST_RATE))
 
 
 def chosen(held: Sequence[Service]) -> list[Service]:

@@ -183,8 +183,8 @@ class InferenceWorker(ServingProcess):
                 raise
 
     def _refuse(self, error: InvalidBundleError) -> None:
+        self._missing_device = error.device  # before the state says why: another thread may read it in between
         super()._refuse(error)
-        self._missing_device = error.device
 
     def _options(self, bundle: Bundle) -> EngineOptions:
         settings = self.settings
