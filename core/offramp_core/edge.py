@@ -104,9 +104,9 @@ def sent(rest: Rest, uplink: Uplink, *, residue: Residue, number: int) -> Sent:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row may be handed on: bytes of its features there, and seconds of a core from there to the output."""
+    """Where rows may be handed on: bytes of what is sent from there, and seconds of a core from there to the output."""
 
-    features_bytes: int
+    size: int
     behind_seconds: float
 
 
@@ -116,9 +116,16 @@ def handed_on_at(places: Sequence[Place], *, bytes_per_second: float, pace: floa
 
     def seconds(place: Place) -> float:
         here = pace * (places[0].behind_seconds - place.behind_seconds)
-        return round(here + place.features_bytes / bytes_per_second + place.behind_seconds, 9)
+        return round(here + place.size / bytes_per_second + place.behind_seconds, 9)
 
     return min(range(len(places)), key=lambda i: (seconds(places[i]), places[i].behind_seconds))
+
+
+def goes_on(now: Place, later: Place, *, between_seconds: float, bytes_per_second: float) -> bool:
+    """Whether rows are answered no later from a ``later`` place, which this machine reaches ``between_seconds`` from
+    now, than if they are handed on ``now``."""
+    there = between_seconds + later.size / bytes_per_second + later.behind_seconds
+    return round(there, 9) <= round(now.size / bytes_per_second + now.behind_seconds, 9)
 
 
 def paced(pace: float, *, took: float, expected: float) -> float:

@@ -17,6 +17,7 @@ from offramp_core.edge import (
     Uplink,
     at_once,
     costs,
+    goes_on,
     handed_on_at,
     paced,
     rate_of,
@@ -200,3 +201,15 @@ PLACES = [Place(65_536, 0.003), Place(16_384, 0.0015), Place(16_384, 0.0003)]
 )
 def test_features_are_handed_on_where_the_answer_is_soonest(rate: float, pace: float, place: int) -> None:
     assert handed_on_at(PLACES, bytes_per_second=rate, pace=pace) == place
+
+
+@pytest.mark.parametrize(
+    ("rate", "pace", "goes"),
+    [(1.25e6, 1.0, True), (1.25e8, 1.0, True), (1.25e6, 20.0, True), (1.25e7, 20.0, False), (1.25e8, 2.5, False)],
+    ids=["a narrow uplink", "a fast one", "a slow box, a narrow uplink", "a slow box", "a box that is not very slow"],
+)
+def test_rows_go_on_to_a_later_place_only_where_that_is_no_later_than_sending_their_input(
+    rate: float, pace: float, goes: bool
+) -> None:
+    later, between = PLACES[2], pace * (PLACES[0].behind_seconds - PLACES[2].behind_seconds)
+    assert goes_on(Place(120_000, 0.004), later, between_seconds=between, bytes_per_second=rate) is goes

@@ -126,6 +126,10 @@ def test_features_are_sent_from_behind_the_last_exit_where_they_are_smaller_and_
         rows, size = sent(), metric(edge, "core_request_bytes_total")
         reply = answer(edge, x)
         row_bytes = (metric(edge, "core_request_bytes_total") - size) / (sent() - rows)
+        size = metric(edge, "core_request_bytes_total")
+        in_time = exits(answer(edge, x, deadline_ms=60_000), 60)
+        urgent_bytes = (metric(edge, "core_request_bytes_total") - size) / in_time.count("final")
+    assert urgent_bytes > 4 * min(math.prod(shapes["c0"]), x[0].size), "who has a deadline does not go on"
     stay = [told == "final" for told in exits(reply, 60)]
     assert set(exits(reply, 60)) == {"r00-grid", "final"}
     assert 4 * math.prod(shapes["c2"]) < row_bytes < 5 * math.prod(shapes["c2"]), "and what describes them"

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
+from offramp_core.edge import Place, Uplink
 from offramp_core.execution import Regrouping
+from offramp_core.precision import EXACT
+from offramp_core.task import task_of
 from offramp_core.uncertainty import exit_test
+from offramp_worker.edge.proof import FeaturesProof
+from offramp_worker.edge.wire import FEATURES, Reply
+from offramp_worker.engine.arms.arms import Runtime
 from offramp_worker.engine.execution.execute import Onward, run_stages
 
 N = 4
@@ -56,3 +65,63 @@ def test_rows_go_on_at_the_last_exit_or_at_the_ramp_behind_it_from_which_feature
     assert tuple(stage.runs for stage in stages) == ran
     assert [onward.ramp for onward in asked] == [0, 1][: 1 if taken_at == 0 else 2]
     assert all(onward.rows.tolist() == [1, 2, 3] for onward in asked)
+
+
+# --- whether the core understands features, and whether to go on to where they are sent from ------------------------
+
+
+class Link:
+    """A core that understands features at the ramp ``knows`` alone."""
+
+    boot, core, away, takes_features, uplink = "boot", "core", "", True, Uplink(1.25e7)
+
+    def __init__(self, *, knows: str) -> None:
+        self._knows, self.asked = knows, list[str]()
+
+    def rests(self, what: str) -> bool:
+        return False
+
+    def send(self, what: str, name: str, x: np.ndarray, *, answered: Any, **rest: Any) -> None:
+        assert name == FEATURES
+        self.asked.append(what)
+        answered(Reply({"logits": np.full((N, 2), float(self._knows in what), np.float32)}, self.boot))
+
+
+def proof_and_link(*, knows: str) -> tuple[FeaturesProof, Link]:
+    link, desk = Link(knows=knows), SimpleNamespace(left=lambda: None, back=lambda hand_in: hand_in())
+    shapes = {"c0": (16_384,), "c1": (4096,)}
+    bundle = SimpleNamespace(
+        columns=[SimpleNamespace(id="early"), SimpleNamespace(id="late")],
+        heads=[SimpleNamespace(source=tensor) for tensor in shapes],
+        shapes=shapes,
+        probe_x=np.zeros((N, 1), np.float32),
+        probe_logits=np.ones((N, 2), np.float32),
+        task=task_of(None, width=2),
+        manifest=SimpleNamespace(inputs=[SimpleNamespace(varies=False)]),
+    )
+    return FeaturesProof(cast(Any, link), cast(Any, desk), cast(Any, bundle), residue="Features"), link
+
+
+def runtime(*stages: Counting) -> Runtime:
+    plan = SimpleNamespace(content_hash="plan", precision=EXACT, exits_off=False)
+    seconds = [[0.0, *[0.001] * N]] * len(stages)
+    return Runtime(cast(Any, plan), 0.0, cast(Any, None), stages=stages, stage_seconds=seconds)
+
+
+def test_features_are_proven_for_the_ramp_that_they_are_sent_from() -> None:
+    """A plan that was prepared again hands on at another ramp: there features went out that nobody had asked about."""
+    proof, link = proof_and_link(knows="late")
+    first, last = Counting(0), Counting()
+    late, early = runtime(Counting(0), Counting(1), last), runtime(first, last)
+    assert proof.holds(late, 1) and proof.held(late, 1, "boot")
+    assert not proof.holds(early, 0) and not proof.held(early, 0, "boot")
+    assert len(link.asked) == 2 and (first.runs, last.runs) == (1, 0)
+
+
+@pytest.mark.parametrize(("pace", "goes"), [(1.0, True), (20.0, False)])
+def test_rows_go_on_by_what_is_known_of_the_box_now_and_not_when_the_plan_was_prepared(pace: float, goes: bool) -> None:
+    proof, link = proof_and_link(knows="late")
+    now = Place(N * 60_000, 0.003)
+    stages = runtime(Counting(0), Counting(1), Counting())
+    assert proof.goes_on(stages, 0, rows=N, now=now, pace=pace) is goes
+    assert bool(link.asked) is goes

@@ -26,8 +26,8 @@ class Rejections:
     """Pods of one Deployment that are as the spec asks for: those that were ``rejected``, the latest last, those that
     nodes have ``taken``, and how many are ``coming``, which no node is known to reject. ``served`` is the digest of the
     template of others that nodes have; empty where there are none. ``over`` is what was known as :attr:`over_until`
-    before. ``now`` is the operator's own time, which may be behind by as much as a pause; what lies further ahead was
-    stamped by a clock that is wrong."""
+    before. ``now`` is the operator's own time, which may be behind by as much as a pause: what was noted or rejected
+    further ahead was stamped by a clock that is wrong. A pod that was taken at all ahead of it ends nothing yet."""
 
     rejected: tuple[Object, ...]
     taken: tuple[Object, ...]
@@ -39,7 +39,7 @@ class Rejections:
     @property
     def over_until(self) -> float:
         """When the last one was rejected before a node took another; infinitely long ago without."""
-        last_taken = max((at for at in map(placed_at, self.taken) if at <= _latest(self.now)), default=-math.inf)
+        last_taken = max((at for at in map(placed_at, self.taken) if at <= self.now), default=-math.inf)
         return max([self.over, *(at for at in map(placed_at, self.rejected) if at <= last_taken)])
 
     @property

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.batching import exact_seconds
-from offramp_core.edge import TRY_EVERY, Offline, Residue, Rest, Sent, at_once, paced, sent
+from offramp_core.edge import TRY_EVERY, Offline, Place, Residue, Rest, Sent, at_once, paced, sent
 from offramp_core.task import top_labels
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.edge.desk import EdgeDesk, plausible
 from offramp_worker.edge.link import Link
-from offramp_worker.edge.proof import MOST_KEPT, FeaturesProof, last_ramp
+from offramp_worker.edge.proof import MOST_KEPT, FeaturesProof, number_of
 from offramp_worker.edge.wire import FEATURES, Reply, features_path
 from offramp_worker.engine.arms.arms import Runtime
 from offramp_worker.engine.execution.execute import GoOn, Leave, Onward
@@ -155,7 +155,7 @@ class Forwarding:
 
     def take(self, batch: Batch, runtime: Runtime, progress: Progress, onward: Onward) -> bool:
         """Send rows to the core; False where they are to be computed here."""
-        if self._link.serves_other or self._goes_on(runtime, onward):
+        if self._link.serves_other or self._goes_on(batch, runtime, onward):
             return False
         self._learn(batch, runtime, progress, onward)
         onward = _allowed(runtime, onward)
@@ -180,16 +180,21 @@ class Forwarding:
             return decide(replace(rest, features_bytes=None))
         return way
 
-    def _goes_on(self, runtime: Runtime, onward: Onward) -> bool:
-        """Whether features are sent from a later ramp than the exit that these rows have come to."""
-        if onward.ramp is None or onward.ramp == last_ramp(runtime):
+    def _goes_on(self, batch: Batch, runtime: Runtime, onward: Onward) -> bool:
+        """Whether features are sent from a later ramp than the exit that these rows have come to. A row with a deadline
+        is sent at once: the exit's answer may be due before the later ramp is reached."""
+        rows = onward.rows.tolist()
+        if onward.ramp is None or any(self._deadline(batch.owners[row][0]) < math.inf for row in rows):
             return False
-        return self._proof.may_send(runtime) and self._proof.holds(runtime, last_ramp(runtime))
+        n = len(rows)
+        now = Place(n * (batch.x.nbytes // len(batch)), self._exact_seconds[min(n, len(self._exact_seconds)) - 1])
+        return self._proof.goes_on(runtime, onward.ramp, rows=n, now=now, pace=self._pace)
 
     def _can_send(self, runtime: Runtime, onward: Onward) -> bool:
         """Whether features of these rows may be sent once they are proven."""
-        here = onward.ramp is not None and onward.ramp == last_ramp(runtime)
-        return here and self._proof.may_send(runtime) and isinstance(onward.features, np.ndarray)
+        if onward.ramp is None or not isinstance(onward.features, np.ndarray):
+            return False
+        return self._proof.may_send(runtime, onward.ramp)
 
     def _seconds(self, runtime: Runtime, rows: int, rest: int) -> tuple[float, float, float]:
         """Here: until the last exit has been tried with so many ``rows``, and of the ``rest``; and what features of the
@@ -204,8 +209,9 @@ class Forwarding:
     def _learn(self, batch: Batch, runtime: Runtime, progress: Progress, onward: Onward) -> None:
         if onward.ramp is None:
             return
-        expected = self._seconds(runtime, len(batch), 1)[0] / self._pace
-        if expected > 0 and onward.ramp == last_ramp(runtime):
+        tried = runtime.stage_seconds[: number_of(runtime, onward.ramp) + 1]
+        expected = sum(stage[min(len(batch), len(stage) - 1)] for stage in tried)
+        if expected > 0:
             self._pace = paced(self._pace, took=self._clock() - progress.began, expected=expected)
         if runtime.plan.content_hash in self._shares:
             self._shares[runtime.plan.content_hash].went_on += len(onward.rows)
@@ -260,7 +266,8 @@ class Forwarding:
     def _came_back(self, way: _Way, reply: Reply | None) -> None:
         self._rows_out -= len(way.onward.rows)
         logits = None if reply is None else self._checked(way, reply)
-        other = reply is not None and way.sent == "Features" and not self._proof.held(way.runtime, reply.boot)
+        ramp = way.onward.ramp if way.sent == "Features" else None
+        other = reply is not None and ramp is not None and not self._proof.held(way.runtime, ramp, reply.boot)
         if logits is not None and not other:
             self._answer(way, logits)
         elif other or (way.sent == "Features" and not self._proof.core_takes_them and not self._link.away):
