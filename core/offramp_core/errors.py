@@ -72,6 +72,16 @@ class InvalidSpecError(OfframpError, ValueError):
         self.field = field
 
 
+OR_ANOTHER_MODEL = "or set spec.model.digest to the one to serve from now on"
+"""The last words about a bundle of another model. A pool whose bundle has to have the model of all pools says others
+(:func:`of_all_pools`)."""
+
+
+def of_all_pools(message: str) -> str:
+    """What is said of a pool's own bundle that has another model."""
+    return message.replace(OR_ANOTHER_MODEL, "made from the one of spec.model.uri with `offramp prepare --remeasure`")
+
+
 class InvalidBundleError(OfframpError, ValueError):
     """An exit bundle is broken, tampered with or foreign. The message names the file; ``remedy`` is the next step.
     ``device`` is what a whole one was prepared for and does not find."""
@@ -83,7 +93,7 @@ class InvalidBundleError(OfframpError, ValueError):
     def foreign(cls, message: str) -> InvalidBundleError:
         """A whole bundle, but not the one that was asked for."""
         error = cls(message)
-        error.remedy = "put that bundle there, or set spec.model.digest to the one to serve from now on"
+        error.remedy = f"put that bundle there, {OR_ANOTHER_MODEL}"
         return error
 
     @classmethod

@@ -16,9 +16,10 @@ from offramp_core.control.served import served_by
 from offramp_core.control.snapshot import Gathered, Observed, Snapshot, Worker, WorkerEndpoint
 from offramp_core.control.spec import WorkerPool, parse_spec
 from offramp_core.control.trust import foreign, quarantined, strangers
+from offramp_core.control.tuning.retraining import bundle_identity
 from offramp_core.control.workers.pools import MOST_WEIGHT, Model, next_pools, rate_of_all, request_weights, with_place
-from offramp_core.errors import InvalidSpecError
-from offramp_core.protocol import Observations, RecordBlock, WorkerState
+from offramp_core.errors import InvalidBundleError, InvalidSpecError
+from offramp_core.protocol import ArmPlan, Observations, PlanDocument, RecordBlock, WorkerState
 from offramp_core.reasons import Reason
 
 COSTS: dict[str, list[Any]] = {"batch_size": [1, 4], "segment_seconds": [[0.004, 0.004], [0.01, 0.01]]}
@@ -113,6 +114,44 @@ def test_a_pool_with_a_bundle_of_its_own_serves_on_alone() -> None:
     for gone in ([], [worker("d", "fast", ready=False)]):
         served = served_by([elsewhere("a"), *gone], None)
         assert served is not None and served.costs == ELSEWHERE
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_is_published_stands_while_only_strangers_with_a_bundle_of_their_own_are_ready(trained: bool) -> None:
+    """Where ramps were trained on live traffic, the published plan is for another set than the bundle's own."""
+    ramps, bundle = ("sha256:new", bundle_identity("sha256:a", "sha256:b")) if trained else ("sha256:b", "")
+    plan = ArmPlan({"backboneDigest": "sha256:a", "rampSetDigest": ramps}, 0.0)
+    document = PlanDocument("digits", "uid", 3, plan, None, 0, "", 0.02)
+    gone, right, stranger = worker("d", "fast", ready=False), elsewhere("a"), elsewhere("b", ramps="sha256:other")
+    assert stranger.state is not None
+    stranger = replace(stranger, state=replace(stranger.state, ramp_sets=("sha256:other", "sha256:new")))
+    for workers in ([gone, stranger], [stranger]):
+        assert served_by(workers, document, bundle=bundle) is None
+    served = served_by([gone, stranger, stranger, right], document, bundle=bundle)
+    assert served is not None and served.ramp_set_digest == "sha256:b"
+
+
+def test_a_pool_that_goes_over_to_a_bundle_of_its_own_is_known_by_the_workers_that_have_it() -> None:
+    old = [worker(name, "slow", pace=300.0, current=False) for name in "ab"]
+    replaced = replace(elsewhere("c"), endpoint=replace(elsewhere("c").endpoint, current=False))
+    assert replaced.state is not None
+    another = replace(replaced, state=replace(replaced.state, costs=COSTS, pace=300.0))
+    rate = known(elsewhere("d"))["slow"].worker_rate
+    assert known(*old, elsewhere("d"))["slow"].worker_rate == rate
+    assert known(elsewhere("d"), *old)["slow"].worker_rate == rate
+    assert known(another, another, elsewhere("d"))["slow"].worker_rate == rate, "from one of its own to the next"
+
+
+def test_a_bundle_of_a_pool_with_another_model_is_told_how_to_get_one_of_the_right_model() -> None:
+    error = InvalidBundleError.foreign("this worker must serve sha256:a")
+    refusing = elsewhere("a", ready=False)
+    assert refusing.state is not None
+    state = replace(refusing.state, ready=False, message=f"{error}; {error.remedy}")
+    _, told = replace(refusing, state=state).trouble
+    assert told == (
+        "spec.pools[1].model.uri: this worker must serve sha256:a; put that bundle there, made from the one of "
+        "spec.model.uri with `offramp prepare --remeasure`"
+    )
 
 
 def test_other_exits_in_the_bundle_of_a_pool_are_complained_of_with_the_next_step() -> None:

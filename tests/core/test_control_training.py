@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, changed, pool, pooled  # type: ignore[import-not-found]
+from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, changed, pool, pooled, with_endpoint  # type: ignore[import-not-found]
 
 from offramp_core.control.decide import decide
 from offramp_core.control.snapshot import Decision, Event, RecordStore, Snapshot, TrainingOrder, TrainingReport
@@ -177,6 +177,19 @@ def test_a_trained_set_is_certified_on_its_own_records_canaried_and_promoted() -
         fleet.step()
     assert fleet.stable.ramp_set_digest == NEW
     assert len(fleet.orders) == 1, "the next training is a day later"
+
+
+def test_a_trained_set_outlives_a_pass_in_which_only_a_pool_with_other_exits_of_its_own_is_ready() -> None:
+    fleet = promoted()
+    fleet.step()
+    gone, *others = fleet.snapshot().observed.workers
+    gone = with_endpoint(replace(gone, state=None), ready=False)
+    others = [with_endpoint(w, own_bundle=True) for w in others]
+    others = [replace(w, state=replace(w.state, ramp_set_digest="sha256:other")) for w in others]
+    decision = decide(changed(fleet.snapshot(), workers=(gone, *others)), fleet.now)
+    assert decision.status.ramp_sets == fleet.status.ramp_sets
+    assert decision.status.stable_config == fleet.status.stable_config
+    assert decision.publish is None
 
 
 def test_plans_of_a_set_on_trial_are_certified_on_records_that_are_younger_than_the_set() -> None:

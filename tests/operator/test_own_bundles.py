@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from offramp_core.control.objects import ModelStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import Trouble
 from offramp_core.control.spec import parse_spec
-from offramp_operator.kube.kinds import Kind
+from offramp_core.errors import OR_ANOTHER_MODEL
+from offramp_operator.kube.kinds import DEPLOYMENT, REPLICA_SET, Kind
 from offramp_operator.kube.manifests import OperatorPods, WorkerSettings, deployment, model_config_map, network_policy
+from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.platform.templates import Templates
 from offramp_operator.kube.pools import in_pools, in_words_of
@@ -73,6 +76,50 @@ def test_without_own_bundles_pods_are_what_they_were() -> None:
     assert all(held_to(pod) is None for pod in pods(service(pools=plain)).values())
 
 
+class Cluster:
+    """A cache of workers that were made for ``of``, one in each pool."""
+
+    def __init__(self, of: Service) -> None:
+        settings = WorkerSettings("offramp/worker:1")
+        made = [deployment(each, IDENTITY, settings, replicas=1) for each in in_pools(of)]
+        self._made = [each | {"metadata": each["metadata"] | {"uid": each["metadata"]["name"]}} for each in made]
+
+    def owned(self, kind: Kind, uid: str) -> list[Any]:
+        if kind is DEPLOYMENT:
+            return self._made
+        of = next(each for each in self._made if uid in (each["metadata"]["uid"], f"{each['metadata']['uid']}-set"))
+        name = of["metadata"]["name"]
+        if kind is REPLICA_SET:
+            return [{"metadata": {"name": f"{name}-set", "uid": f"{name}-set"}}]
+        pod = of["spec"]["template"]["metadata"] | {"name": f"{name}-pod", "uid": f"{name}-pod"}
+        return [{"metadata": pod, "status": {"phase": "Running"}}]
+
+    def autoscalers(self, namespace: str, name: str) -> tuple[Any, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [POOLS, POOLS[1:], [{"name": "gpu", "replicas": 1}, POOLS[1]], [POOLS[0], POOLS[1] | {"model": {"uri": CUDA}}]],
+    ids=["as made", "the pool is removed", "its model is removed", "the other pool gets one"],
+)
+def test_which_bundle_a_worker_has_is_what_it_was_made_with_whatever_the_spec_says_now(
+    pools: list[dict[str, Any]],
+) -> None:
+    third = {"name": "third", "replicas": 1}
+    cache: Any = Cluster(service(pools=[*POOLS, third]))
+    turns = TurnKeeper(clock=lambda: 0.0, monotonic=lambda: 0.0)
+    templates = Templates(cache, WorkerSettings("offramp/worker:1"), turns)
+    nothing_rejected: Any = SimpleNamespace(endpoint=lambda *_, **__: None)
+    reader = FleetReader(cache, templates, nothing_rejected, monotonic=lambda: 0.0)
+    found = reader.endpoints(service(pools=[*pools, third]), Memory("uid"))
+    assert {worker.name: worker.own_bundle for worker in found} == {
+        "digits-gpu-pod": True,
+        "digits-cpu-pod": False,
+        "digits-third-pod": False,
+    }
+
+
 @pytest.mark.parametrize(
     ("own", "told"),
     [(True, "spec.pools[1].model.uri or spec.pools[1].image"), (False, "spec.model.uri or spec.pools[1].image")],
@@ -81,6 +128,14 @@ def test_what_keeps_a_worker_from_running_names_the_fields_of_its_pool(own: bool
     secrets = "name credentials in spec.worker.imagePullSecrets"
     message = f"correct spec.model.uri or spec.worker.image, or {secrets}"
     assert in_words_of(message, 1, own_bundle=own) == f"correct {told}, or {secrets}"
+
+
+def test_a_bundle_with_another_model_is_told_how_to_get_one_of_the_right_model() -> None:
+    told = in_words_of(f"correct spec.model.uri; put that bundle back there, {OR_ANOTHER_MODEL}", 1, own_bundle=True)
+    assert told == (
+        "correct spec.pools[1].model.uri; put that bundle back there, made from the one of spec.model.uri with "
+        "`offramp prepare --remeasure`"
+    )
 
 
 def test_a_pool_has_no_other_image_than_the_administrator_says() -> None:

@@ -538,6 +538,24 @@ def test_records_are_those_of_the_ramp_set_that_current_workers_serve(spawn: Cal
     asyncio.run(story())
 
 
+def test_records_outlive_a_while_in_which_only_a_pool_with_other_exits_of_its_own_answers(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    async def story() -> None:
+        main, own = spawn("main"), spawn("own")
+        main.rows, own.rows = 3, 2
+        own.state = replace(own.state, ramp_set_digest="sha256:" + "c" * 64)
+        plan = ArmPlan({"backboneDigest": DIGEST_A, "rampSetDigest": DIGEST_B}, 0.0)
+        document = PlanDocument("digits", "uid", 3, plan, None, 0, "", 0.02)
+        async with bench() as made:
+            both = (endpoint(main), endpoint(own, own_bundle=True))
+            assert len(times(await made.observer.observe(KEY, both, token=TOKEN, published=document))) == 3
+            alone = await made.observer.observe(KEY, both[1:], token=TOKEN, published=document)
+            assert alone.records is None and len(made.observer.pools(KEY)) == 2
+
+    asyncio.run(story())
+
+
 def test_the_peak_of_the_demand_counts_refused_requests_and_is_forgotten_after_an_hour(
     spawn: Callable[[str], StubWorker],
 ) -> None:

@@ -18,6 +18,7 @@ from offramp_worker.prepare import remeasure
 from offramp_worker.prepare.pipeline import PrepareRequest
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.remeasure import remeasure_bundle
+from offramp_worker.prepare.writing import write_remeasured
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,15 @@ def test_the_model_and_the_exits_stay_and_the_profile_is_that_of_here(request_: 
     with np.load(report.out / "records.npz") as records:
         np.testing.assert_array_equal(records["segment_seconds"], profile_arrays(after.profile)["segment_seconds"])
     assert len(Sessions(after, threads=1).stages((0, 1))) == len(Sessions(before, threads=1).stages((0, 1)))
+
+
+def test_records_of_any_name_are_kept(tmp_path: Path, request_: PrepareRequest) -> None:
+    bundle = load_bundle(Path(request_.model))
+    with np.load(bundle.path / "records.npz") as stored:
+        records = {**stored, "file": np.arange(3), "allow_pickle": np.zeros(1)}
+    write_remeasured(bundle.path, tmp_path / "out", bundle.manifest, profile=bundle.profile, records=records)
+    with np.load(tmp_path / "out" / "records.npz") as written:
+        assert {name: array.tolist() for name, array in written.items()} == {k: v.tolist() for k, v in records.items()}
 
 
 @pytest.fixture

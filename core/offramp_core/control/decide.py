@@ -40,7 +40,8 @@ def decide(snapshot: Snapshot, now: float) -> Decision:
     update = _update(snapshot, now)
     events = (*_update_events(snapshot.service, update), *version.events, *rejection_events(snapshot))
     under_way = any(not r.status.finished and r.status.phase != "Pending" for r in snapshot.gathered.rollouts)
-    served = served_by(snapshot.workers, snapshot.gathered.published, rollout_under_way=under_way)
+    published, bundle = snapshot.gathered.published, snapshot.service.status.ramp_sets.bundle
+    served = served_by(snapshot.workers, published, bundle=bundle, rollout_under_way=under_way)
     lease = CANARY_LEASE_SECONDS
     if served is None or snapshot.gathered.desired == 0:
         return without_workers(snapshot, trial, version, update, events=events, now=now, canary_lease_seconds=lease)

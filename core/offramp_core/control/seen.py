@@ -78,7 +78,8 @@ def see(
 ) -> Seen:
     """Sort what was gathered. The snapshot's workers are those that are not on trial."""
     leading = (served.backbone_digest, served.ramp_set_digest)
-    others, ready = strangers(snapshot.workers, leading), votes(who_say(snapshot.workers))
+    published, bundle = snapshot.gathered.published, snapshot.service.status.ramp_sets.bundle
+    others, ready = strangers(snapshot.workers, leading), votes(who_say(snapshot.workers, published, bundle))
     members = snapshot.with_workers(tuple(w for w in snapshot.workers if w.endpoint.name not in others))
     distrusted = quarantined(members)
     reports = ((w.endpoint.name, w.observations) for w in members.workers)

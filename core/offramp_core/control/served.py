@@ -11,6 +11,7 @@ import numpy as np
 
 from offramp_core.columns import chain
 from offramp_core.control.snapshot import Worker
+from offramp_core.control.tuning.retraining import bundle_identity
 from offramp_core.precision import EXACT, Precision
 from offramp_core.protocol import PlanDocument, RampInfo
 from offramp_core.records import ExitCosts
@@ -55,24 +56,40 @@ def votes(workers: Sequence[Worker]) -> Counter[tuple[str, str]]:
     return Counter(digests for w in workers if w.endpoint.ready and (digests := digests_of(w)) is not None)
 
 
-def who_say(workers: Sequence[Worker]) -> Sequence[Worker]:
+def who_say(workers: Sequence[Worker], published: PlanDocument | None, bundle: str = "") -> Sequence[Worker]:
     """The workers that say what is served and what it costs: those with the spec's bundle while any of them is ready.
-    A pool with a bundle of its own has another device, and perhaps another model by mistake."""
+
+    A pool with a bundle of its own has another device, and perhaps another model or other exits by mistake. Without the
+    others its workers say it only where they serve what was served so far: what is ``published``, or the ``bundle``
+    that trained ramp sets are for (:attr:`offramp_core.control.objects.RampSetStatus.bundle`).
+    """
     main = [w for w in workers if not w.endpoint.own_bundle]
-    return main if votes(main) else workers
+    if votes(main):
+        return main
+    return [w for w in workers if published is None or not w.endpoint.own_bundle or _goes_on(w, published, bundle)]
+
+
+def _goes_on(worker: Worker, published: PlanDocument, bundle: str) -> bool:
+    """Whether a worker serves what was served so far."""
+    digests, plan = digests_of(worker), published.stable.plan
+    if worker.state is None or digests is None or plan.get("backboneDigest") != digests[0]:
+        return False
+    if bundle:
+        return bundle_identity(*digests) == bundle
+    return plan.get("rampSetDigest") in (digests[1], *worker.state.ramp_sets)
 
 
 def served_by(
-    workers: Sequence[Worker], published: PlanDocument | None, *, rollout_under_way: bool = False
+    workers: Sequence[Worker], published: PlanDocument | None, *, bundle: str = "", rollout_under_way: bool = False
 ) -> Served | None:
-    """What most ready workers serve; None until one has told.
+    """What most of the ready workers that may say so serve (:func:`who_say`); None until one has told.
 
     Where as many serve one model as another, the one that the published plan is for goes on: a rolling update switches
     over when its workers are the majority, and one worker with a foreign model never stops the decisions about the
     others. While a rollout is under way that one goes on as well: its workers refuse plans of another model, so a
     canary could not be taken from them any more. Pools with a bundle of their own follow the others.
     """
-    workers = who_say(workers)
+    workers = who_say(workers, published, bundle)
     ready = votes(workers)
     if not ready:
         return None

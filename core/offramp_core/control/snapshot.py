@@ -17,6 +17,7 @@ from offramp_core.control.objects import (
     StartUpTimes,
 )
 from offramp_core.control.stable.watch import Watch
+from offramp_core.errors import of_all_pools
 from offramp_core.fleet import Window
 from offramp_core.plan import Plan
 from offramp_core.protocol import Observations, PlanDocument, WorkerState
@@ -40,8 +41,9 @@ class WorkerEndpoint:
 
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template
     the spec asks for now; ``trial`` that it serves the version on trial, beside those of the other one; ``pool`` names
-    the one that it runs in, which the spec has at ``pool_field``, and ``own_bundle`` says that this has a bundle of its
-    own; ``at_edge`` says that it has others as its core. ``ending`` says that it is on its way out.
+    the one that it runs in, which the spec has at ``pool_field``; ``own_bundle`` says that it was made with a bundle
+    of that pool's own, whatever the spec says now; ``at_edge`` says that it has others as its core. ``ending`` says
+    that it is on its way out.
     ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another worker's leaving may cure
     it, unless what it asks for is ``offered_nowhere``. ``template`` is the digest of what it was made of. ``admin_url``
     is None while it has no address. ``devices`` names what it asks for beside processors and memory, None where the
@@ -117,7 +119,7 @@ class Worker:
         if self.endpoint.own_bundle or self.state.missing_device:
             message = message.replace("in spec.model.uri", f"in {field}.model.uri")
         message = message.replace("spec.worker.resources", f"{field}.resources")
-        return f"{field}.model.uri: {message}" if self.endpoint.own_bundle else message
+        return f"{field}.model.uri: {of_all_pools(message)}" if self.endpoint.own_bundle else message
 
     @property
     def _lack_of_a_device(self) -> str:

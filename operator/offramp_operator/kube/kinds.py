@@ -20,6 +20,7 @@ POOL_LABEL = f"{GROUP}/pool"
 WORKER_POOL_LABEL = f"{GROUP}/worker-pool"
 ON_TRIAL = "next"  # value of the label of workers whose model is on trial
 TEMPLATE_ANNOTATION = f"{GROUP}/template"
+OWN_BUNDLE_ANNOTATION = f"{GROUP}/own-bundle"
 APPLIED_ANNOTATION = f"{GROUP}/applied"
 REJECTIONS_OVER_ANNOTATION = f"{GROUP}/rejections-over-until"
 

@@ -32,6 +32,7 @@ from offramp_operator.kube.kinds import (
     NETWORK_POLICY,
     NETWORK_SERVICE,
     ON_TRIAL,
+    OWN_BUNDLE_ANNOTATION,
     POOL_LABEL,
     SERVICE,
     SERVICE_LABEL,
@@ -657,7 +658,10 @@ def _pod_metadata(service: Service, *, trial: bool) -> Object:
     if service.spec.class_name:
         own[CLASS_LABEL] = service.spec.class_name
     result: Object = {"labels": {**_texts(worker.get("labels")), **own}}
-    if annotations := _texts(worker.get("annotations")):
+    annotations = {k: v for k, v in _texts(worker.get("annotations")).items() if k != OWN_BUNDLE_ANNOTATION}
+    if service.spec.like_uri:
+        annotations[OWN_BUNDLE_ANNOTATION] = "true"
+    if annotations:
         result["annotations"] = annotations
     return result
 

@@ -17,7 +17,14 @@ from offramp_core.control.snapshot import StartUp, WorkerEndpoint
 from offramp_core.reasons import MaybeReason, Reason
 from offramp_operator.kube.devices import requested, shortage, unhealthy
 from offramp_operator.kube.failures import condition, containers, creation_failure, failure, reason_of, was_rejected
-from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, owner_of, uid_of
+from offramp_operator.kube.kinds import (
+    OWN_BUNDLE_ANNOTATION,
+    TEMPLATE_ANNOTATION,
+    Object,
+    name_of,
+    owner_of,
+    uid_of,
+)
 from offramp_operator.kube.manifests import ADMIN_PORT, CONTAINER
 
 REPLACED_SECONDS = 60.0  # how far apart the end of a pod and the start of its replacement may be
@@ -91,6 +98,7 @@ def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> Wor
         no_room=not ending and crowded_out(pod),
         offered_nowhere=not ending and offered_nowhere(pod),
         ending=ending,
+        own_bundle=OWN_BUNDLE_ANNOTATION in (pod["metadata"].get("annotations") or {}),
         template=_template(pod) or "",
         admin_url=admin_url(pod),
         devices=requested(pod),

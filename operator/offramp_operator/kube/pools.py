@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from offramp_core.control.objects import Service
 from offramp_core.control.spec import POOL_OWN
-from offramp_core.errors import InvalidSpecError
+from offramp_core.errors import InvalidSpecError, of_all_pools
 from offramp_operator.kube.kinds import Object
 
 
@@ -37,7 +37,7 @@ def in_pools(service: Service) -> tuple[Service, ...]:
 def in_words_of(message: str, index: int, *, own_bundle: bool) -> str:
     """What keeps a worker of a pool from running, with the pool's fields for those of all workers."""
     if own_bundle:
-        message = message.replace("spec.model.", f"spec.pools[{index}].model.")
+        message = of_all_pools(re.sub(r"\bspec\.model\.(?!digest\b)", f"spec.pools[{index}].model.", message))
     for name in POOL_OWN:
         message = re.sub(rf"\bspec\.worker\.{name}\b", f"spec.pools[{index}].{name}", message)
     return message.replace("spec.replicas", f"spec.pools[{index}].replicas")

@@ -30,7 +30,14 @@ from offramp_core.control.snapshot import Load, Observed, RecordStore, Worker, W
 from offramp_core.control.tuning.tuner import MOST_LABELS
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.fleet import Window
-from offramp_core.protocol import ArmCounts, Observations, RecordBlock, SignedDocument, WorkerState
+from offramp_core.protocol import (
+    ArmCounts,
+    Observations,
+    PlanDocument,
+    RecordBlock,
+    SignedDocument,
+    WorkerState,
+)
 from offramp_core.reasons import Reason
 from offramp_core.records import records_from_arrays
 from offramp_operator.shell import wire
@@ -156,6 +163,8 @@ class Observer:
         renew: bool = True,
         windows: bool = False,
         earning: bool = False,
+        published: PlanDocument | None = None,
+        bundle: str = "",
     ) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks
         nonsense.
@@ -163,7 +172,8 @@ class Observer:
         ``renew`` says that what is decided can be carried out, as far as is known: else a canary must be left to end
         with its lease. One whose tuning waits for labels keeps as many rows as there is room for, one in whose canary
         a plan without a certificate is ``earning`` its place keeps what it takes to see scenes (``MOST_EARNING`` at
-        once, first come, first served), others their share of the operator's memory.
+        once, first come, first served), others their share of the operator's memory. Whose records are wanted follows
+        from what is ``published`` and the ``bundle`` of trained ramp sets (:func:`who_say`).
         """
         known = self._services.setdefault(key, _ServiceMemory())
         known.tuning, known.keeps_windows = tuning, windows
@@ -174,7 +184,9 @@ class Observer:
             pool.keep(_rows_to_keep(memory, services=len(self._services), n_ramps=pool.n_ramps))
         pulled = [(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints]
         workers = tuple(_worker(endpoint, seen, silent=self._silent(seen)) for endpoint, seen in pulled)
-        own, others = _records(memory, workers)
+        own, others = _records(
+            memory, workers, who_say([w for w in workers if not w.endpoint.trial], published, bundle)
+        )
         return Observed(workers, own, others, _load(memory, self._monotonic(), self._clock()))
 
     async def poll(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> int:
@@ -601,10 +613,12 @@ def _load(memory: _ServiceMemory, now: float, clock: float) -> Load:
     return Load(sum(rates), max(map(fmean, shares.values())), peak, windows)
 
 
-def _records(memory: _ServiceMemory, workers: Sequence[Worker]) -> tuple[RecordStore | None, Mapping[str, RecordStore]]:
-    """The records of the bundle that most current workers serve: by its own ramp set, and by others that are held. Not
-    of one on trial."""
-    state = _leading_state(who_say([w for w in workers if not w.endpoint.trial]))
+def _records(
+    memory: _ServiceMemory, workers: Sequence[Worker], leading: Sequence[Worker]
+) -> tuple[RecordStore | None, Mapping[str, RecordStore]]:
+    """The records of the bundle that most current workers of the ``leading`` ones serve: by its own ramp set, and by
+    others that are held."""
+    state = _leading_state(leading)
     if state is None:
         return None, {}
     served = {key for worker in workers if worker.state is not None for key in _held(worker.state)}

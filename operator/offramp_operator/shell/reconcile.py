@@ -207,14 +207,8 @@ class Reconciler:
         The pull renews the workers' leases only after a pass that could do what it decided: a canary whose end nobody
         can write must end by itself.
         """
-        service, renew = gathered.service, key in self._able
-        token = self._key.admin_token(service.uid)
-        tuned = service.status.tuning
-        planned = any(pool.max_workers is not None for pool in service.spec.pools)
-        earning = any(earns_its_place(r, gathered.configs, service) for r in gathered.rollouts)
-        observed = await self._observer.observe(
-            key, gathered.workers, token=token, tuning=tuned, renew=renew, windows=planned, earning=earning
-        )
+        token = self._key.admin_token(gathered.service.uid)
+        observed = await _observed(self._observer, key, gathered, token=token, renew=key in self._able)
         revision = self._observer.revision(key)
         tuning = self._tunings.collect(key)
         now = self._clock()
@@ -353,6 +347,21 @@ class Reconciler:
             )
         await self._observer.poke(key, behind, token=self._key.admin_token(gathered.service.uid), signed=signed)
         return True
+
+
+async def _observed(observer: Observer, key: ServiceKey, gathered: Gathered, *, token: str, renew: bool) -> Observed:
+    service = gathered.service
+    return await observer.observe(
+        key,
+        gathered.workers,
+        token=token,
+        tuning=service.status.tuning,
+        renew=renew,
+        windows=any(pool.max_workers is not None for pool in service.spec.pools),
+        earning=any(earns_its_place(r, gathered.configs, service) for r in gathered.rollouts),
+        published=gathered.published,
+        bundle=service.status.ramp_sets.bundle,
+    )
 
 
 def _snapshot(

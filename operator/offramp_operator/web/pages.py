@@ -346,7 +346,7 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
         return ServicePage(
             glance, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ()
         )
-    served = served_by(view.workers, view.published)
+    served = served_by(view.workers, view.published, bundle=family.service.status.ramp_sets.bundle)
     counts = _pooled(view)
     active = family.active
     history = [

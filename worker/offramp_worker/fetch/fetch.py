@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from offramp_core.bundle import MANIFEST_FILE
-from offramp_core.errors import DeliveryError, InvalidBundleError
+from offramp_core.errors import OR_ANOTHER_MODEL, DeliveryError, InvalidBundleError
 from offramp_core.protocol import FetchPhase, FetchProgress
 from offramp_core.reasons import Reason
 from offramp_worker.bundle.load import check_files
@@ -168,5 +168,5 @@ def _check_bundle(root: Path, expected: str | None, source: Source) -> None:
         raise DeliveryError(
             Reason.DIGEST_MISMATCH,
             f"the bundle at {source.name} has digest {found}, and the service must serve {expected}",
-            "put that bundle back there, or set spec.model.digest to the one to serve from now on",
+            f"put that bundle back there, {OR_ANOTHER_MODEL}",
         )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -112,7 +113,7 @@ def write_refreshed(
 
     with _assembled(out) as work:
         save_file(dict(tensors), work / RAMPS_FILE)
-        np.savez(work / RECORDS_FILE, **dict(records))  # type: ignore[arg-type]  # its other argument is no array
+        _save_arrays(work / RECORDS_FILE, records)
         files = _with_the_rest(work, bundle, manifest)
         digest = ramp_set_digest(manifest.ramps, files, manifest.precisions, manifest.task)
         refreshed = replace(manifest, ramp_set_digest=digest, files=files, data=dict(data))
@@ -127,10 +128,18 @@ def write_remeasured(
     else is copied, and both digests stay. ``manifest`` is that of the bundle, which has been verified."""
     with _assembled(out) as work:
         _write_json(work / PROFILE_FILE, asdict(profile))
-        np.savez(work / RECORDS_FILE, **dict(records))  # type: ignore[arg-type]  # its other argument is no array
+        _save_arrays(work / RECORDS_FILE, records)
         remeasured = replace(manifest, files=_with_the_rest(work, bundle, manifest))
         _write_json(work / MANIFEST_FILE, _document(remeasured))
     return remeasured
+
+
+def _save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """What ``np.savez`` writes, of arrays with any name: its arguments have some."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _with_the_rest(work: Path, bundle: Path, manifest: Manifest) -> dict[str, str]:

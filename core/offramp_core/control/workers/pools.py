@@ -99,13 +99,15 @@ def measured_batch(workers: Sequence[Worker], model: Model | None) -> WorkerBatc
     where none did. Their paces are times of the profile of the bundle that they have: the model's, or their pool's."""
     if model is None:
         return None
-    serving = [w for w in workers if w.state is not None and w.state.backbone_digest == model.digest]
-    states = [w.state for w in serving if w.state is not None]
-    paces = [state.pace for state in states if state.pace > 0 and not impossible_pace(state.pace)]
-    if not paces:
+    measured = [w for w in workers if _pace(w, model) > 0]
+    if not measured:
         return None
-    costs = states[0].costs if serving[0].endpoint.own_bundle else model.costs
-    observed = [w.observations for w in workers if w.observations is not None]
+    # While the pool goes over to another bundle, what comes counts, and a pace only with the profile it is of.
+    newest = next((w for w in measured if w.endpoint.current), measured[0])
+    costs = _profile(newest, model)
+    alike = [w for w in workers if _profile(w, model) == costs]
+    paces = [pace for w in alike if (pace := _pace(w, model)) > 0]
+    observed = [w.observations for w in alike if w.observations is not None]
     return best_batch(
         costs,
         (c for o in observed for c in (*o.counts, *o.held_back)),
@@ -114,6 +116,21 @@ def measured_batch(workers: Sequence[Worker], model: Model | None) -> WorkerBatc
         least_pace=median(paces),  # one that was held up as it measured does not speak for the others
         batch_share=BATCH_SHARE,
     )
+
+
+def _pace(worker: Worker, model: Model) -> float:
+    """What a worker of the model measured; 0 where it did not, or tells what cannot be."""
+    state = worker.state
+    if state is None or state.backbone_digest != model.digest or impossible_pace(state.pace):
+        return 0.0
+    return state.pace
+
+
+def _profile(worker: Worker, model: Model) -> Mapping[str, Sequence[Any]]:
+    """The costs that a worker's pace is a multiple of; empty of a bundle that was not told."""
+    if not worker.endpoint.own_bundle:
+        return model.costs
+    return {} if worker.state is None else worker.state.costs
 
 
 def with_numbers(service: Service, shares: Mapping[str, ClassShare] | None = None) -> Service:

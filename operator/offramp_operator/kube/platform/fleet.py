@@ -94,14 +94,13 @@ def _of_pool(service: Service, of: Service | None, seen: tuple[WorkerEndpoint, .
     names = [pool.name for pool in service.spec.pools]
     if of is None or of.spec.in_pool not in names:
         return seen
-    pool, index, own = of.spec.in_pool, names.index(of.spec.in_pool), bool(of.spec.like_uri)
+    pool, index = of.spec.in_pool, names.index(of.spec.in_pool)
     return tuple(
         replace(
             e,
             pool=pool,
             pool_field=f"spec.pools[{index}]",
-            own_bundle=own,
-            failure=in_words_of(e.failure, index, own_bundle=own),
+            failure=in_words_of(e.failure, index, own_bundle=e.own_bundle),
         )
         for e in seen
     )
