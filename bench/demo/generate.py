@@ -182,11 +182,15 @@ class Teller:
             return None
         return found[number - 1] if found[number - 1].get("status", {}).get("phase") in phases else None
 
+    def plan(self, config: str) -> Json:
+        """What a RampConfig says; nothing where there is none."""
+        plans = {o["metadata"]["name"]: o["spec"] for o in self.stage._objects("RampConfig")}
+        return plans.get(config, {})
+
     async def exits_are_off(self) -> bool:
         """Whether the model itself answers everybody."""
         status = (await self.stage.service()).get("status", {})
-        plans = {o["metadata"]["name"]: o["spec"] for o in self.stage._objects("RampConfig")}
-        plan = plans.get(status.get("stableConfig", ""), {})
+        plan = self.plan(status.get("stableConfig", ""))
         return not plan or (plan["precision"] == "fp32" and not plan["ramps"])
 
     def stretch(self, since: float, until: float) -> list[Stream]:

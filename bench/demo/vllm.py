@@ -129,10 +129,9 @@ def canary_percent(streams: Sequence[Stream]) -> float | None:
     return sum(s.arm == "canary" for s in streams) / len(streams) if streams else None
 
 
-async def precision(teller: Teller, config: str) -> str:
+def precision(teller: Teller, config: str) -> str:
     """The configuration that a plan names."""
-    plans = {o["metadata"]["name"]: o["spec"] for o in teller.stage._objects("RampConfig")}
-    return str(plans.get(config, {}).get("precision", ""))
+    return str(teller.plan(config).get("precision", ""))
 
 
 async def followed(teller: Teller, number: int) -> tuple[Json, float]:
@@ -160,7 +159,7 @@ async def tell(teller: Teller, manifest: Json, *, measure: float) -> Json:
     await turn(teller, manifest, "Auto")
     teller.mark(f"the user allows other configurations: {float(BUDGET):.0%} of answers may differ")
     begun = await teller.until(lambda: teller.phase(*BEGUN, number=1), "a canary")
-    found = await precision(teller, begun["spec"]["to"])
+    found = precision(teller, begun["spec"]["to"])
     teller.mark(f"the plan {found!r} is certified; its canary begins with a weight of {WEIGHT} %")
     first, until = await followed(teller, 1)
     share = share_of(traffic.streams, until=until)

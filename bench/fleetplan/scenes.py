@@ -153,23 +153,19 @@ def recorded_task(model: Model, name: str, times: SecondsArray, *, rate: float, 
     many = max(1, round(rate * seconds / len(times)))
     moments = np.repeat(stretched, many) + rng.uniform(-SPREAD_SECONDS, SPREAD_SECONDS, many * len(times))
     counts = np.bincount(np.clip(moments, 0, seconds - 1).astype(np.int64), minlength=seconds)
-    past = counts[: 10 * 15]  # what came before is not recorded: its beginning, once more
-    return Task(
-        name=name,
-        latency_seconds=model.latency_seconds,
-        max_disagreement=BUDGET,
-        menu=menu(model),
-        counts=counts,
-        past=past,
-    )
+    return _without_past(model, name, counts)
 
 
 def minutes_task(model: Model, name: str, times: SecondsArray, *, rate: float, seconds: int, seed: int) -> Task:
     """The beginning of a trace that was recorded by the minute, with ``rate`` requests a second on average in minutes
-    in which any came; what came before is not recorded: its beginning, once more."""
+    in which any came."""
     minutes = np.bincount((times / 60).astype(np.int64), minlength=DAY // 60)
     asked = np.repeat(minutes * (rate / minutes[minutes > 0].mean()), 60)[:seconds]
-    counts = np.random.default_rng(seed).poisson(asked)
+    return _without_past(model, name, np.random.default_rng(seed).poisson(asked))
+
+
+def _without_past(model: Model, name: str, counts: Counts) -> Task:
+    """What came before is not recorded: its beginning, once more."""
     return Task(
         name=name,
         latency_seconds=model.latency_seconds,
