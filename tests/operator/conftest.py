@@ -205,7 +205,9 @@ def fleet(controlled: Any, manifests: Any, tools: Any) -> Iterator[Callable[...,
                 add_node(controlled, f"{namespace}-{pool}{number}", namespace, pool=pool)
         for asked in spec.get("pools", ()):
             asked["nodeSelector"] = {"of": namespace, "pool": asked["name"]}
-        worker = {**ONE_GPU, "nodeSelector": {"of": namespace}, **spec.pop("worker", {})}
+        # Workers of no pool keep to the nodes of none where there are any, so that they take no pool's place.
+        own = {"of": namespace, **({"pool": ""} if isinstance(nodes, dict) and "" in nodes else {})}
+        worker = {**ONE_GPU, "nodeSelector": own, **spec.pop("worker", {})}
         manifest = manifests.service(worker=worker, **spec)
         manifest["metadata"]["namespace"] = namespace
         assert controlled.create(manifest, keep=True).status_code == 201

@@ -121,7 +121,9 @@ class Fleet:
                 held = await held
             if held:
                 return
-            assert time.monotonic() < deadline, f"{what} did not happen; {self.told()}; pods {self.seen[-5:]}"
+            if time.monotonic() > deadline:
+                places = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in await self.all_pods()}
+                raise AssertionError(f"{what} did not happen; {self.told()}; pods {self.seen[-5:]} on {places}")
             await asyncio.sleep(0.05)
 
     async def restart(self) -> dict[str, str]:
