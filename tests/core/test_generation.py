@@ -17,6 +17,7 @@ from offramp_core.generation.admission import (
     AdmissionLimits,
     Closed,
     GenerationPace,
+    Work,
     WorkerLoad,
     admit,
     side_by_side,
@@ -173,6 +174,7 @@ def test_small_requests_pass_a_large_one_a_few_times_and_then_wait_for_it() -> N
     [
         (WorkerLoad(waiting=4, running=2), Closed.QUEUE),
         (WorkerLoad(waiting=1, running=1, wait_seconds=99.0), Closed.WAIT),
+        (WorkerLoad(running=1, wait_seconds=99.0, caches_full=True), Closed.CACHES),
         (WorkerLoad(running=1, reply_bytes=1000), Closed.REPLIES),
     ],
 )
@@ -202,7 +204,17 @@ def test_the_wait_for_a_turn_is_that_of_answers_that_share_the_engine(
         now += first * len(left)
         left.remove(first)
         left = [work - first for work in left]
-    assert until_turn(running, waiting, at_once=at_once) == pytest.approx(now)
+    found = until_turn([Work(s) for s in running], [Work(s) for s in waiting], at_once=at_once)
+    assert found == pytest.approx(now)
+
+
+def test_who_finds_no_room_for_its_caches_waits_for_those_that_end_and_passes_what_is_larger() -> None:
+    running, large = [Work(6.0, 400), Work(1.0, 100)], Work(5.0, 500)
+    for own, seconds in {100: 0.0, 200: 2.0, 300: 7.0}.items():
+        waits = until_turn(running, [], at_once=8, own_bytes=own, free_bytes=100)
+        assert waits == pytest.approx(seconds), f"{own} bytes"
+    assert until_turn(running, [large], at_once=8, own_bytes=200, free_bytes=100) == pytest.approx(2.0)
+    assert until_turn(running, [large], at_once=8, own_bytes=300, free_bytes=100) == pytest.approx(12.0)
 
 
 def test_who_would_see_the_first_token_too_late_is_turned_away_until_the_line_is_short_enough() -> None:

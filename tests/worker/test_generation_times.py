@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import stories
@@ -29,8 +29,8 @@ class Slow(stories.StoriesEngine):
     """Answers are computed one after the other, each for a known time at least; ``most`` is how many ever were in one
     step."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.most = 0
 
     def step(self, sequences: Any, *, prompt_tokens: int) -> Any:
@@ -94,16 +94,48 @@ def test_a_request_whose_first_token_would_come_too_late_is_told_when_to_come_ag
         assert server.complete(max_tokens=4).status_code == 200, "nobody is before it"
 
 
+def test_a_request_that_finds_the_memory_of_caches_full_waits_or_hears_when_to_come_again() -> None:
+    engine = Slow(cache_bytes=420 * Slow().bundle.cache_bytes_per_token)  # one of the long answers, and little more
+    with GenerationServer(engine=engine, generation=with_settings(route="fp32", patience_seconds=1.0)) as server:
+        too_large = server.complete(max_tokens=450)
+        assert too_large.status_code == 400 and too_large.json()["error"]["param"] == "max_tokens"
+        assert "OFFRAMP_CACHE_MIB" in too_large.json()["error"]["message"], "no waiting makes room for it"
+        with a_long_answer(server):
+            assert server.complete(max_tokens=4).status_code == 200, "what fits beside it is written beside it"
+            reply = server.complete(max_tokens=40)
+            assert reply.status_code == 429, reply.text
+            assert 1 <= int(reply.headers["retry-after"]) <= 60
+            assert reply.json()["error"]["code"] == "caches" and reply.json()["error"]["type"] == "rate_limit_error"
+            assert "room for its keys and values beside those of other answers" in reply.json()["error"]["message"]
+            assert server.metric("refused_total", reason="caches") == 1
+    with (
+        GenerationServer(engine=engine, generation=with_settings(route="fp32")) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with a_long_answer(server):
+            waits = pool.submit(server.complete, max_tokens=40)
+            desk = server.worker.desk
+            assert desk is not None
+            eventually(lambda: desk.load.waiting == 1, what="a patient request that waits")
+        assert waits.result(60).status_code == 200, "the long answer's client has gone, and its room is free"
+
+
+def reader(left: int, *, max_tokens: int = 50) -> Any:
+    """What a line looks at of a ticket with so much left of its prompt."""
+    answer = SimpleNamespace(tokens=[])
+    return SimpleNamespace(prompt_left=left, max_tokens=max_tokens, answer=answer, cache_bytes=0)
+
+
 def test_prompts_that_are_read_first_are_waited_for_and_longer_ones_are_not() -> None:
     line = Line(AdmissionLimits(running=4, first_token_seconds=10.0))
     line.pace = GenerationPace(reading=0.01, writing=0.05)
-    read = [SimpleNamespace(prompt_left=n, max_tokens=50, answer=SimpleNamespace(tokens=[])) for n in (100, 400, 2000)]
-    line.running.extend(cast(Any, read))
+    read = [reader(n) for n in (100, 400, 2000)]
+    line.running.extend(read)
     load = line.load(500)
     # Half of the engine reads: 100 and 400 tokens of others, then 500 of its own.
     assert (load.wait_seconds, load.reading_seconds) == (pytest.approx(10.0), pytest.approx(10.0))
     assert line.load(50).wait_seconds == 0.0, "a short one passes them all"
-    line.running.append(cast(Any, SimpleNamespace(prompt_left=0, max_tokens=10, answer=SimpleNamespace(tokens=[]))))
+    line.running.append(reader(0, max_tokens=10))
     assert line.load(500).wait_seconds == pytest.approx(4 * 10 * 0.05), "until the shortest of four has ended"
 
 

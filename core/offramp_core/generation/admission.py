@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -26,6 +27,7 @@ class Closed(StrEnum):
 
     QUEUE = "queue"
     WAIT = "wait"
+    CACHES = "caches"
     FIRST_TOKEN = "first_token"  # noqa: S105 - a label
     REPLIES = "replies"
     NOT_READY = "not_ready"
@@ -106,33 +108,52 @@ def side_by_side(limits: AdmissionLimits, pace: GenerationPace) -> int:
     return max(1, int(min(limits.running, limits.token_seconds / pace.writing)))
 
 
-def until_turn(running: Sequence[float], waiting: Sequence[float], *, at_once: int) -> float:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an answer still needs: ``seconds`` of the engine, and ``cache_bytes`` until it has ended."""
+
+    seconds: float
+    cache_bytes: int = 0
+
+
+def until_turn(
+    running: Sequence[Work], waiting: Sequence[Work], *, at_once: int, own_bytes: int = 0, free_bytes: float = math.inf
+) -> float:
     """Seconds until one who comes now has a turn, where ``at_once`` answers share the engine evenly and the next one in
     line begins as one ends.
 
     Parameters
     ----------
-    running, waiting : sequence of float
-        Seconds of the engine that each still needs; those that wait in their order.
+    running, waiting : sequence of Work
+        Of others; those that wait in their order.
+    own_bytes : int
+        Of its caches. It passes one before it that does not fit where it fits itself.
+    free_bytes : float
+        For caches, now.
 
     Examples
     --------
-    >>> until_turn([3.0], [], at_once=2), until_turn([3.0, 1.0], [], at_once=2)
+    >>> long, short = Work(3.0, 500), Work(1.0, 100)
+    >>> until_turn([long], [], at_once=2), until_turn([long, short], [], at_once=2)
     (0.0, 2.0)
-    >>> until_turn([3.0, 1.0], [9.0], at_once=2)
+    >>> until_turn([long, short], [Work(9.0)], at_once=2)
     6.0
+    >>> until_turn([long, short], [long], at_once=9, own_bytes=400, free_bytes=300)
+    2.0
     """
     # Everybody has had the same part of the engine, `each`, so who runs ends in the order of what is left at the start.
-    ends, each, now = list(running), 0.0, 0.0
+    ends, each, now = [(w.seconds, w.cache_bytes) for w in running], 0.0, 0.0
+    line = deque(waiting)
     heapq.heapify(ends)
-    line = iter(waiting)
     while True:
-        while len(ends) < at_once:
-            work = next(line, None)
-            if work is None:
-                return now
-            heapq.heappush(ends, each + work)
-        end = heapq.heappop(ends)
+        while line and len(ends) < at_once and line[0].cache_bytes <= free_bytes:
+            work = line.popleft()
+            free_bytes -= work.cache_bytes
+            heapq.heappush(ends, (each + work.seconds, work.cache_bytes))
+        if not ends or (len(ends) < at_once and own_bytes <= free_bytes):
+            return now
+        end, given_back = heapq.heappop(ends)
+        free_bytes += given_back
         now += (end - each) * (len(ends) + 1)
         each = end
 
@@ -140,13 +161,14 @@ def until_turn(running: Sequence[float], waiting: Sequence[float], *, at_once: i
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """What a worker has taken on; ``wait_seconds`` until one who comes now has a turn, ``reading_seconds`` from then
-    until its prompt is read."""
+    until its prompt is read; ``caches_full`` where it waits for memory and not for the engine."""
 
     waiting: int = 0
     running: int = 0
     reply_bytes: int = 0
     wait_seconds: float = 0.0
     reading_seconds: float = 0.0
+    caches_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +201,11 @@ def admit(load: WorkerLoad, limits: AdmissionLimits, *, answers: int, reply: int
     if load.waiting + answers > limits.waiting + max(0, limits.running - load.running):
         return Refused(Closed.QUEUE, f"{load.waiting} requests wait already; at most {limits.waiting} may", after)
     if load.wait_seconds > limits.patience_seconds:
+        what = "room for its keys and values beside those of other answers" if load.caches_full else "its turn"
         message = (
-            f"a request would wait {load.wait_seconds:.0f} s for its turn, longer than {limits.patience_seconds:g} s"
+            f"a request would wait {load.wait_seconds:.0f} s for {what}, longer than {limits.patience_seconds:g} s"
         )
-        return Refused(Closed.WAIT, message, after)
+        return Refused(Closed.CACHES if load.caches_full else Closed.WAIT, message, after)
     if (late := _late(load, limits)) is not None:
         return late
     if load.reply_bytes + reply > limits.reply_bytes:

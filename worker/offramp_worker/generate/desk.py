@@ -117,7 +117,8 @@ class GenerationDesk:
         with self._changed:
             if self._closing or self.vitals.refuses:
                 raise ClosedError(Refused(Closed.NOT_READY, self.vitals.refuses or SHUT, 1), status=503)
-            self._line.check(asked, reply=reply)
+            own = self._maker.cache_bytes(asked)
+            self._line.check(asked, reply=reply, own_bytes=own, free_bytes=self._engine.memory().free_bytes)
             tickets = self._maker.make(asked, reply=reply, running=len(self._line), at_once=self._line.at_once)
             for ticket in tickets:
                 self._line.reply_bytes += ticket.reply_bytes
@@ -226,8 +227,7 @@ class GenerationDesk:
         """Start sequences as long as there is room and somebody waits for it."""
         while True:
             with self._changed:
-                memory = self._engine.memory()
-                free = memory.limit_bytes - memory.used_bytes
+                free = self._engine.memory().free_bytes
                 audit = self._audits.next_bytes if self._audits.due and self._line.running else None
                 if audit is not None and audit > free:
                     return  # its turn has come: room is kept for it

@@ -3,9 +3,12 @@ around every call."""
 
 from __future__ import annotations
 
+import math
+
 from offramp_core.generation.admission import (
     AdmissionLimits,
     GenerationPace,
+    Work,
     WorkerLoad,
     admit,
     reply_bytes,
@@ -44,22 +47,25 @@ class Line:
         """How many are computed side by side at most."""
         return side_by_side(self._limits, self.pace)
 
-    def load(self, prompt: int = 0) -> WorkerLoad:
-        """What is taken on now, and what a request with so many tokens of prompt may expect."""
+    def load(self, prompt: int = 0, *, own_bytes: int = 0, free_bytes: float = math.inf) -> WorkerLoad:
+        """What is taken on now, and what a request with so many tokens of prompt and bytes of caches may expect, where
+        ``free_bytes`` are left for caches."""
         at_once = self.at_once
-        wait = until_turn([self._left(t) for t in self.running], [self._left(t) for t in self.waiting], at_once=at_once)
+        running, waiting = ([self._left(t) for t in tickets] for tickets in (self.running, self.waiting))
+        wait = until_turn(running, waiting, at_once=at_once, own_bytes=own_bytes, free_bytes=free_bytes)
+        caches_full = wait > 0 and len(running) < at_once
         # Prompts are read one at a time, the one with least left first, and share the engine with who writes.
         share = PROMPT_SHARE if len(self) and at_once > 1 else 1.0
         if not wait:  # else those that run have read theirs by then
             read = (self.pace.prompt_seconds(t.prompt_left) for t in self.running if t.prompt_left <= prompt)
             wait = sum(read) / share
         own = self.pace.prompt_seconds(prompt) / share
-        return WorkerLoad(len(self.waiting), len(self.running), self.reply_bytes, wait, own)
+        return WorkerLoad(len(waiting), len(running), self.reply_bytes, wait, own, caches_full)
 
-    def _left(self, ticket: Ticket) -> float:
-        """Seconds of the engine that it still needs, by expectation."""
+    def _left(self, ticket: Ticket) -> Work:
+        """What it still needs, by expectation."""
         left = ticket.max_tokens - len(ticket.answer.tokens)
-        return self.pace.seconds(prompt=ticket.prompt_left, max_tokens=left)
+        return Work(self.pace.seconds(prompt=ticket.prompt_left, max_tokens=left), ticket.cache_bytes)
 
     def reply_size(self, asked: Asked) -> int:
         """Bytes that the reply to a request may take.
@@ -83,9 +89,10 @@ class Line:
             )
         return reply
 
-    def check(self, asked: Asked, *, reply: int) -> None:
-        """Raises :class:`ClosedError` where a request with a reply of so many bytes comes at a bad time."""
-        load = self.load(max(map(len, asked.prompts)))
+    def check(self, asked: Asked, *, reply: int, own_bytes: int, free_bytes: int) -> None:
+        """Raises :class:`ClosedError` where a request with a reply of so many bytes, and so many for the caches of its
+        largest answer, comes at a bad time."""
+        load = self.load(max(map(len, asked.prompts)), own_bytes=own_bytes, free_bytes=free_bytes)
         refused = admit(load, self._limits, answers=len(asked.prompts), reply=reply)
         if refused is not None:
             raise ClosedError(refused)

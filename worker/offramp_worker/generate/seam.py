@@ -171,6 +171,10 @@ class CacheMemory:
     used_bytes: int
     limit_bytes: int
 
+    @property
+    def free_bytes(self) -> int:
+        return self.limit_bytes - self.used_bytes
+
 
 class NoRoomError(OfframpError):
     """The caches of what runs leave no room for a sequence; it fits once others have ended."""

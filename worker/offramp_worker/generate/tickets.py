@@ -12,7 +12,7 @@ from offramp_worker.engine.accounts.turns import Turns
 from offramp_worker.generate.answers import GeneratedAnswer, Given, Piece
 from offramp_worker.generate.requests import MAX_SEED, Asked, RequestError, Wanted
 from offramp_worker.generate.routes import Assigned, Dispatch
-from offramp_worker.generate.seam import Loaded, Sampling, TextDecoder
+from offramp_worker.generate.seam import DecodingRoute, Loaded, Sampling, TextDecoder
 
 Deliver = Callable[["list[tuple[Ticket, Piece]]"], None]
 
@@ -155,6 +155,11 @@ class TicketMaker:
         self._number = 0
         self._turns = Turns()
 
+    def cache_bytes(self, asked: Asked) -> int:
+        """What the caches of the largest answer to a request take, by the reference alone."""
+        tokens = max(len(prompt) + most for prompt, most in zip(asked.prompts, asked.max_tokens, strict=True))
+        return self._engine.cache_bytes(tokens, route=DecodingRoute())
+
     def make(self, asked: Asked, *, reply: int, running: int, at_once: int) -> list[Ticket]:
         """One ticket per answer; ``reply`` are the bytes of all of them, ``running`` answers are computed or wait
         already, ``at_once`` are computed side by side at most.
@@ -219,7 +224,8 @@ class TicketMaker:
         if needed > room:
             raise RequestError(
                 "max_tokens",
-                f"is {most} behind {len(prompt)} tokens of prompt; their caches take {needed} bytes of at most {room}",
+                f"is {most} behind {len(prompt)} tokens of prompt; their caches take {needed} bytes of at most {room}: "
+                "ask for fewer tokens, or of who runs the worker for a larger OFFRAMP_CACHE_MIB",
             )
         return needed
 
