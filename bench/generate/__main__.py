@@ -19,7 +19,7 @@ from rich.table import Table
 from bench.generate.auto import auto, mixed
 from bench.generate.equality import equal_answers
 from bench.generate.prepared import BUILD, mixed_prompts, model_of, prompts_of, smollm2_bundle, stories_bundle
-from bench.generate.recorded import BUDGETS, certified, recorded_answers
+from bench.generate.recorded import BUDGETS, certified, escalation, recorded_answers
 from bench.generate.rivals.compared import AT_ONCE, compared
 from bench.generate.rivals.engines import Model
 from bench.generate.speed import paces
@@ -29,12 +29,14 @@ from offramp_worker.prepare.generation.sources import read_checkpoint
 
 OUT = Path("build/bench/generate.json")
 CALM = {"stories": ["stories"], "smollm2": ["gsm8k", "wikitext"]}
+OTHERS = {"stories": ["noise", "code", "wikitext"], "smollm2": ["noise", "code", "xquad"]}
 CLASSES = {  # of requests, and their prompts
     "stories": {"prose": "stories", "code": "code"},
     "smollm2": {"prose": "wikitext", "code": "code"},
 }
 BUNDLES = {"stories": stories_bundle, "smollm2": smollm2_bundle}
-PATTERNS = {"gsm8k": r"#### (-?[0-9.,]+)", "sst2": r"(positive|negative)"}  # of what is compared in an answer
+PATTERNS = {"gsm8k-shots": r"#### (-?[0-9.,]+)", "sst2": r"(positive|negative)"}  # of what is compared in an answer
+STOPS = {"gsm8k-shots": "\n\n"}  # before the next question
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,14 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
         "part", choices=["equality", "speed", "auto", "mixed", "rivals", "lossy", "exits", "tokens", "prepare"]
     )
     parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
-    parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories", "sst2"], default=None)
+    parser.add_argument(
+        "--prompts", choices=["gsm8k", "gsm8k-shots", "xquad", "wikitext", "stories", "sst2"], default=None
+    )
     parser.add_argument("--n", type=int, default=16, help="prompts")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")
     parser.add_argument("--side-by-side", type=int, default=1, help="speed: answers at a time")
     parser.add_argument("--rounds", type=int, default=4, help="rivals: groups of 1, 2, 4 and 8 prompts each")
     parser.add_argument("--exact", action="store_true", help="rivals: float32 without drafts alone")
     parser.add_argument("--no-drafts", action="store_true", help="speed: variants alone")
+    parser.add_argument("--drafts", default="", help="auto: the only kind of drafts, such as ngram")
     parser.add_argument("--learn", type=int, default=64, help="mixed: requests of each class before they are compared")
+    parser.add_argument("--repeats", type=int, default=1, help="mixed: of all that, each from nothing")
     parser.add_argument("--draws", type=int, default=200, help="lossy: samples to tune on")
     parser.add_argument(
         "--labels", type=int, default=0, help="lossy: answers of a sample; default: as many as there are prompts"
@@ -152,19 +158,28 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
         if options.part == "auto":
             calm = [p for data in CALM[options.model] for p in prompts_of(data, options.n)]
             random.Random(0).shuffle(calm)
-            return options.model, auto(
+            name = f"{options.model}, {options.drafts} alone" if options.drafts else options.model
+            return name, auto(
                 folder,
                 calm=calm,
-                hostile=prompts_of("noise", options.n),
+                others={name: prompts_of(name, 400) for name in OTHERS[options.model]},
                 n=options.n,
                 tokens=options.tokens,
                 tick=_ticks(progress, "requests", None),
+                drafts=options.drafts,
             )
         if options.part == "mixed":
-            asked = {of: prompts_of(data, options.learn + options.n) for of, data in CLASSES[options.model].items()}
+            many = options.repeats * (options.learn + options.n)
+            asked = {of: prompts_of(data, many) for of, data in CLASSES[options.model].items()}
             tick = _ticks(progress, "requests", None)
             return options.model, mixed(
-                folder, asked, learn=options.learn, n=options.n, tokens=options.tokens, tick=tick
+                folder,
+                asked,
+                learn=options.learn,
+                n=options.n,
+                repeats=options.repeats,
+                tokens=options.tokens,
+                tick=tick,
             )
         if options.part == "rivals":
             model = Model(read_checkpoint(model_of(options.model)), Path(model_of(options.model)))
@@ -179,32 +194,34 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
                 exact=options.exact,
             )
             return f"{key}, float32" if options.exact else key, found
-        answers = recorded_answers(
-            folder,
-            prompts,
-            tokens=options.tokens,
-            tick=_ticks(progress, "prompts", len(prompts)),
-            pattern=PATTERNS.get(data, ""),
-        )
-        tick, rows = _ticks(progress, "settings", len(Output) * len(BUDGETS)), []
-        for output in Output:
-            for budget in BUDGETS:
-                rows.append(
-                    {
-                        "output": output,
-                        **certified(
-                            answers, output, budget, labels=options.labels or len(prompts), draws=options.draws
-                        ),
-                    }
-                )
-                tick()
-    means = {o: {v: sum(ls) / len(ls) for v, ls in of.items()} for o, of in answers["losses"].items()}
-    return key, {
+        return key, _lossy(options, folder, data, progress)
+
+
+def _lossy(options: argparse.Namespace, folder: Path, data: str, progress: Progress) -> dict[str, Any]:
+    prompts = prompts_of(data, options.n)
+    answers = recorded_answers(
+        folder,
+        prompts,
+        tokens=options.tokens,
+        tick=_ticks(progress, "prompts", len(prompts)),
+        pattern=PATTERNS.get(data, ""),
+        stop=STOPS.get(data, ""),
+    )
+    tick, rows = _ticks(progress, "settings", len(Output) * len(BUDGETS)), []
+    for output in Output:
+        for budget in BUDGETS:
+            labels = options.labels or len(prompts)
+            found = certified(answers, output, budget, labels=labels, draws=options.draws)
+            rows.append({"output": output, **found, "escalation": escalation(answers, output, budget)})
+            tick()
+    return {
         "prompts": len(prompts),
         "tokens": options.tokens,
         "seconds": answers["seconds"],
-        "answer_seconds": answers["answer_seconds"],
-        "mean_loss": means,
+        "answer_seconds": {v: float(np.median(took)) for v, took in answers["took"].items()},
+        "pattern": PATTERNS.get(data, ""),
+        "matched": answers["matched"],
+        "mean_loss": {o: {v: sum(ls) / len(ls) for v, ls in of.items()} for o, of in answers["losses"].items()},
         "rows": rows,
     }
 

