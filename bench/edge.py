@@ -1,16 +1,21 @@
-"""Edge and core over a narrow uplink: ``python -m bench.edge [NAME] [--rounds 5] [--rows 60] [--outage 60]``.
+"""Edge and core over a narrow uplink: ``python -m bench.edge [NAME] [--only PART...] [--rows 2000] [--outage 60]``.
 
 The core runs in a network of its own behind a link of 1, 10 and 100 Mbit/s (a token bucket in each direction; the
 kernel's scheduler of delays is not needed: a bucket delays by bytes). The edge is here, as fast as the core, and with a
-quarter of a processor. One client asks for one row at a time. Arms take turns with the same rows:
+quarter of a processor. One client asks for one row at a time. Arms take turns, 20 rows at a time (``bench.turns``),
+with the same rows:
 
     edge     a worker on the box, with the plan, that computes everything
     core     the core itself, over the uplink, with the same plan
     by way   the core, by way of a process on the box that hands bytes on and nothing else
     split    an edge of that core (`--residue Auto`)
 
-Reported: mean latency of the split over the smaller of all-edge's and all-core's, by round; the same where the core is
-reached by way of the box, as clients of an edge reach it; the core's processor time by row
+The core has a processor of its own, and the client and what runs on the box have another one; of a limited one each
+arm has as much, and spends no other arm's. The split is judged once it has answered 400 rows; what it took until then,
+while it learns what both ways take, is told beside it.
+
+Reported: mean latency of the split over the smaller of all-edge's and all-core's, with an interval; the same where the
+core is reached by way of the box, as clients of an edge reach it; the core's processor time by row
 against answering everything there, with exits and without, where the edge has the plan that is made for edges and
 sends inputs or features, and with the split; and what becomes of requests while the uplink is cut.
 """
@@ -25,9 +30,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -37,10 +43,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from bench.engine import BUDGET, request_of
+from bench.front import on_core
 from bench.load import encode
 from bench.provenance import provenance
 from bench.served import Prepared, prepared
 from bench.subjects import SUBJECTS, make_subject
+from bench.turns import BLOCK, compared, in_turns
 from bench.uplink import THERE, NoNetworksError, Uplink, share_of_a_processor, uplink
 from bench.validate_simulator import LoopbackWorker
 from offramp_core.certify.expected import expected_path
@@ -50,11 +58,14 @@ from offramp_core.precision import EXACT
 from offramp_core.tuning import Proposed, gain, tune
 from offramp_worker.bundle.load import load_bundle
 
+FEW_ROWS = 1200
 OUT = Path("build/bench/edge.json")
 RATES_MBIT = (1.0, 10.0, 100.0)
 SHARES = (1.0, 0.25)  # of a processor, that the edge has
 OUTAGE_MBIT = 10.0
-WARM_UP, AUDIT_RATE = 60, 0.02
+PARTS = ("latency", "computing", "outage")
+BOX_CORE, CORE_CORE = 0, 1  # processors
+WARM_UP, LEARNING, AUDIT_RATE = 60, 400, 0.02  # rows, and the split's until it is judged
 AFTER_SECONDS = 5.0  # of an outage: the core is asked for once a second
 ANSWER_SECONDS = 30.0
 SETTLE_SECONDS = 5.0  # in which a core builds, once, the piece of the model that takes features
@@ -110,7 +121,9 @@ class Site:
 
     def __init__(self, made: Prepared, plan: Plan, link: Uplink, stack: ExitStack) -> None:
         self.made, self.plan, self.link = made, plan, link
-        worker = LoopbackWorker(made.bundle.path, host=THERE, within=link.within, settings={"OFFRAMP_EDGES": "true"})
+        with on_core(CORE_CORE):
+            settings = {"OFFRAMP_EDGES": "true"}
+            worker = LoopbackWorker(made.bundle.path, host=THERE, within=link.within, settings=settings)
         self.core = stack.enter_context(worker)
         self.core.put_in_force(plan, audit_rate=AUDIT_RATE)
 
@@ -133,50 +146,56 @@ class Site:
         return {"OFFRAMP_CORE": self.core.url}
 
 
-def latencies(site: Site, x: Any, *, rounds: int, rows: int, console: Console) -> Iterator[dict[str, Any]]:
-    """By share of a processor and rate: the means of each round, and the core's processor time where an edge splits
-    over that where all is sent there."""
-    for share in SHARES:
-        for rate in RATES_MBIT:
-            site.link.shape(rate)
-            with ExitStack() as stack:
-                within = stack.enter_context(share_of_a_processor(share))
-                arms = {
-                    "edge": site.box(stack, within),
-                    "core": Asked(site.core, site.made),
-                    "by way": site.by_way(stack, within),
-                    "split": site.box(stack, within, **site.of_core),
-                }
-                for arm in arms.values():
-                    mean_seconds(arm, x[:WARM_UP])
-                means: dict[str, list[float]] = {name: [] for name in arms}
-                before, spent = relayed(arms["split"].worker), dict.fromkeys(arms, 0.0)
-                for number in range(rounds):
-                    begin = (WARM_UP + number * rows) % max(1, len(x) - rows)
-                    names = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
-                    for name in names:
-                        spent[name] -= processor_seconds(site.core.pid)
-                        means[name].append(mean_seconds(arms[name], x[begin : begin + rows]))
-                        spent[name] += processor_seconds(site.core.pid)
-                found: dict[str, Any] = {"share": share, "mbit": rate}
-                found["ms"] = {n: 1e3 * float(np.mean(v)) for n, v in means.items()}
-                found["core_computes"] = spent["split"] / spent["core"]
-                found["relayed"] = (relayed(arms["split"].worker) - before) / (rounds * rows)
-            best = np.minimum(means["edge"], means["core"])
-            ratios = np.array(means["split"]) / best
-            found["ratio"] = {
-                "median": float(np.median(ratios)),
-                "low": float(ratios.min()),
-                "high": float(ratios.max()),
-                "of_means": _of_means(means, "edge", "core"),
-                "by_way": _of_means(means, "edge", "by way"),
+def latencies(
+    site: Site, x: Any, *, shares: Sequence[float], rates: Sequence[float], rows: int, console: Console
+) -> Iterator[dict[str, Any]]:
+    """By share of a processor and rate: the means of the arms, how the split compares, and the core's processor time
+    by row of an edge that splits over that where all is sent there."""
+    for share in shares:
+        with ExitStack() as stack:
+            names = ("edge", "forwarder", "split")
+            within = {name: stack.enter_context(share_of_a_processor(share, name)) for name in names}
+            arms = {
+                "edge": site.box(stack, within["edge"]),
+                "core": Asked(site.core, site.made),
+                "by way": site.by_way(stack, within["forwarder"]),
             }
-            console.print(found)
-            yield found
+            for rate in rates:
+                site.link.shape(rate)
+                for arm in arms.values():
+                    mean_seconds(arm, x[:BLOCK])
+                with ExitStack() as own:
+                    split = site.box(own, within["split"], **site.of_core)
+                    found = {"share": share, "mbit": rate, **_cell(site, {**arms, "split": split}, x, rows)}
+                console.print(found)
+                yield found
 
 
-def _of_means(means: Mapping[str, Sequence[float]], *others: str) -> float:
-    return float(np.mean(means["split"]) / min(np.mean(means[other]) for other in others))
+def _cell(site: Site, arms: Mapping[str, Asked], x: Any, rows: int) -> dict[str, Any]:
+    split, spent, asked = arms["split"], dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0)
+    learning = mean_seconds(split, x[:LEARNING])
+
+    def block(name: str, begin: int) -> list[float]:
+        before = processor_seconds(site.core.pid)
+        took = [1e3 * arms[name].row(x[(begin + i) % len(x)][None])[0] for i in range(BLOCK)]
+        spent[name] += processor_seconds(site.core.pid) - before
+        asked[name] += BLOCK
+        return took
+
+    before = relayed(split.worker)
+    blocks = {name: partial(block, name) for name in arms}
+    means = in_turns(blocks, rounds=rows // BLOCK, judged="split")
+    ms = {name: float(np.nanmean(of)) for name, of in means.items()}
+    by_row = {name: spent[name] / asked[name] for name in arms}
+    return {
+        "ms": ms,
+        "rows": asked,
+        "ratio": asdict(compared(means, "split", ("edge", "core"))),
+        "by_way": asdict(compared(means, "split", ("edge", "by way"))),
+        "learning": 1e3 * learning / min(ms["edge"], ms["core"]),
+        "relayed": (relayed(split.worker) - before) / asked["split"],
+        "core_computes": by_row["split"] / by_row["core"],
+    }
 
 
 def edge_plan(made: Prepared) -> Plan | None:
@@ -260,12 +279,26 @@ def outage(site: Site, x: Any, *, seconds: float, offline: str, console: Console
     return found
 
 
+def _parts(site: Site, x: Any, options: argparse.Namespace, console: Console) -> dict[str, Callable[[], Any]]:
+    few = x[:FEW_ROWS]
+    shares, rates, rows, seconds = options.shares, options.rates, options.rows, options.outage
+    return {
+        "latency": lambda: list(latencies(site, x, shares=shares, rates=rates, rows=rows, console=console)),
+        "computing": lambda: computing(site, few, console=console),
+        "outage": lambda: [
+            outage(site, few, seconds=seconds, offline=offline, console=console) for offline in ("Answer", "Refuse")
+        ],
+    }
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit code 1 where no networks can be made, or no plan is certified."""
     parser = argparse.ArgumentParser(prog="bench.edge", description="edge and core over a narrow uplink")
     parser.add_argument("name", nargs="?", default="video", choices=list(SUBJECTS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=60, help="of each arm in a round")
+    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS, help="what else --out says stands")
+    parser.add_argument("--rows", type=int, default=2000, help="of the split in each setting")
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of a processor")
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES_MBIT, help="Mbit/s")
     parser.add_argument("--outage", type=float, default=60.0, help="seconds")
     parser.add_argument("--price-seconds", type=float, default=30.0, help="to measure what the pieces cost, about")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -278,21 +311,19 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"bench.edge: no plan for {options.name} within the budget", file=sys.stderr)
         return 1
     x = np.ascontiguousarray(subject.x[len(subject.x) // 2 :])
-    found: dict[str, Any] = {"subject": options.name, "plan": name, "rows": options.rows, "rounds": options.rounds}
+    found = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    found |= {"subject": options.name, "plan": name}
     try:
         with uplink() as link, ExitStack() as stack:
             site = Site(made, made.plans[name], link, stack)
-            few = x[: 20 * options.rows]
-            found["latency"] = list(latencies(site, few, rounds=options.rounds, rows=options.rows, console=console))
-            found["computing"] = computing(site, few, console=console)
-            found["outage"] = [
-                outage(site, few, seconds=options.outage, offline=offline, console=console)
-                for offline in ("Answer", "Refuse")
-            ]
+            stack.enter_context(on_core(BOX_CORE))
+            for part, measure in _parts(site, x, options, console).items():
+                if part in options.only:
+                    found[part] = measure()
+                    found["measured"] = {**found.get("measured", {}), part: provenance()}
     except NoNetworksError as error:
         print(f"bench.edge: {error}", file=sys.stderr)
         return 1
-    found["measured"] = provenance()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=1))
     return 0

@@ -77,8 +77,9 @@ def uplink() -> Iterator[Uplink]:
 
 
 @contextmanager
-def share_of_a_processor(share: float) -> Iterator[tuple[str, ...]]:
-    """A command that runs the rest of its line with so much of one processor; 1 is no bound.
+def share_of_a_processor(share: float, name: str) -> Iterator[tuple[str, ...]]:
+    """A command that runs the rest of its line with so much of one processor, which all of this name have together; 1
+    is no bound.
 
     Raises
     ------
@@ -89,7 +90,7 @@ def share_of_a_processor(share: float) -> Iterator[tuple[str, ...]]:
         yield ()
         return
     old = CGROUPS / "cpu"
-    group = (old if old.is_dir() else CGROUPS) / f"offramp-{os.getpid()}"
+    group = (old if old.is_dir() else CGROUPS) / f"offramp-{os.getpid()}-{name}"
     quota = str(int(share * PERIOD_MICROS))
     try:
         group.mkdir()
