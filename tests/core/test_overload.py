@@ -146,11 +146,13 @@ class Worker:
             )
 
 
-def burst(seed: int) -> list[float]:
-    """Ten seconds at 0.4 of what exits off answer, ten at four times that, ten at 0.4."""
+def burst(
+    seed: int, *, most: float = 160.0, begins: float = 10.0, ends: float = 20.0, until: float = 30.0
+) -> list[float]:
+    """A quarter of the most, ``most`` requests a second, a quarter again; a worker answers 100 with exits off."""
     rng, now, found = np.random.default_rng(seed), 0.0, []
-    while now < 30:
-        now += rng.exponential(1 / (160.0 if 10 <= now < 20 else 40.0))
+    while now < until:
+        now += rng.exponential(1 / (most if begins <= now < ends else most / 4))
         found.append(now)
     return found
 
@@ -170,6 +172,18 @@ def test_a_burst_of_four_times_is_answered_within_a_second_of_its_beginning_and_
     assert 10 < worker.switches[0] < 11 and came.min() > 9.5
     assert worker.switches[-1] < 22.5 and len(worker.switches) <= 4
     assert np.mean((came > 10) & (came < 20)) > 0.9
+
+
+@pytest.mark.parametrize(("times", "within"), [(2.4, 1.0), (1.1, 10.0)])
+def test_the_sooner_the_first_would_come_too_late_the_sooner_it_begins(times: float, within: float) -> None:
+    """A burst of so many times what everybody's plan answers: until then nobody needs the larger budget."""
+    arrivals = burst(0, most=times / 0.009, begins=2.0, ends=12.0, until=2.5 + within)
+    without, worker = Worker(may_ease=False), Worker(may_ease=True)
+    for each in (without, worker):
+        each.serve(arrivals, objective=1.0)
+    late = min(came for came, waited in without.usual if waited > 1.0)
+    assert 2.0 < worker.switches[0] < min(late + 0.3, 2.0 + within), "0.3 s is the batch that runs"
+    assert worker.refused == 0 and max(waited for _, waited in worker.usual + worker.eased) <= 1.0
 
 
 def test_who_waited_for_a_stall_is_not_refused_where_one_batch_answers_all() -> None:
