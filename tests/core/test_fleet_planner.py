@@ -341,7 +341,7 @@ def test_ten_percent_noise_changes_nothing_over_ten_windows(seed: int) -> None:
     check_that_noise_changes_nothing(seed, *random_fleet(seed, services=20, room=(400, 100, 40)))
 
 
-@pytest.mark.parametrize("seed", [7, 8])
+@pytest.mark.parametrize("seed", [7, 13])  # of 13 a small saving would take the workers of a service that pays more
 def test_nor_does_it_where_a_pool_is_shared_to_its_last_worker(seed: int) -> None:
     services, pools = random_fleet(seed, services=20, room=(400, 100, 40))
     used = plan_fleet(services, pools).workers_by_pool["a"]

@@ -110,7 +110,7 @@ def plan_fleet(
     offers = [chosen.get(one.service.name, nothing) for one in planners]
     prices = cost if fresh is None else cost + np.array(fresh.worth)
     keeps = [one.keeps(offer, prices) for one, offer in zip(planners, offers, strict=True)]
-    kept = _fitting(keeps, planners, offers, room)
+    kept = _worth_making_room(keeps, planners, offers, room)
     plans = [
         one.plan(offer, keep, scarce=fresh is None) for one, offer, keep in zip(planners, offers, kept, strict=True)
     ]
@@ -167,6 +167,25 @@ def _check(services: Sequence[Service], pools: Sequence[Pool], current: Mapping[
 
 def _used(workers: Sequence[Workers], pools: Sequence[Pool]) -> list[int]:
     return [sum(w.count for w in workers if w.key.pool == pool.name) for pool in pools]
+
+
+def _worth_making_room(
+    keeps: list[str | None], planners: Sequence[_One], offers: Sequence[Choice], room: Ints
+) -> list[str | None]:
+    """Why the workers of now stay, of those that stay. Where others would have to make room for changes that only
+    save, these are made if all together earn more than they cost."""
+    moved = _fitting(keeps, planners, offers, room)
+    if moved == keeps:
+        return moved
+    wait = "others would have to make room, and pay more for it"
+    stay = [keep or (wait if one.suffices else None) for keep, one in zip(keeps, planners, strict=True)]
+    stay = _fitting(stay, planners, offers, room)
+    earned = sum(
+        one.earned(offer) if keep else -one.earned(offer)
+        for one, offer, keep, move in zip(planners, offers, stay, moved, strict=True)
+        if (keep is None) != (move is None)
+    )
+    return moved if earned > 0 else stay
 
 
 def _fitting(
@@ -265,6 +284,19 @@ class _One:
         if set(workers) == set(self._current) or saved <= 0 or offered < demand * (1 - 2 * EXACT):
             return "they answer the demand, and none that answer more of it are cheaper"
         return self._not_worth_it(workers, saved, prices)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the workers of now may stay and answer what is asked."""
+        if not self._current or any(w.key not in self._known for w in self._current):
+            return False
+        return self._answered(self._current) >= self.service.demand * (1 - EXACT)
+
+    def earned(self, offer: Choice) -> float:
+        """What a change to the offered workers saves until it has to have paid, less what it costs itself."""
+        workers = self._workers(offer)
+        saved = self._cost(self._current) - self._cost(workers)
+        return saved * self._caution.horizon_seconds / HOUR - self._change_cost(workers)
 
     def _not_worth_it(self, workers: Sequence[Workers], saved: float, prices: Floats) -> str | None:
         """Why cheaper workers that answer the demand are not worth the change; None where they are."""
