@@ -58,6 +58,7 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("labels", "bench.labels", caches=True),
         Stage("slowness", "bench.slowness", ("--json",), prints_json=True),
         Stage("promise", "bench.promise", ("--json",), prints_json=True),
+        Stage("tiers", "bench.tiers", runs=WORKER),
         Stage("control", "bench.control", ("--jobs", str(jobs)), caches=True),
         Stage("streams", "bench.streams", ("--jobs", str(jobs))),
         Stage("traffic", "bench.control_traffic", ("--jobs", str(jobs))),

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.report import edge, fleetplan, generation, gpu, placement, scale, serving, sharing, streams
 from bench.report.results import MISSING, Goal, Results, percent, policy_row
+from bench.tiers import CHOICE_GOAL, KEPT_GOAL
 from offramp_core import binomial
 
 STAGE_OF = {"validate_simulator": "simulator"}
@@ -330,6 +331,23 @@ def promise(results: Results) -> list[Goal]:
     ]
 
 
+def tiers(results: Results) -> list[Goal]:
+    """Every budget of a menu, and what choosing costs."""
+    a = f"tiers: budget of every tier kept in >= {percent(KEPT_GOAL, 0)} of 200 draws with certificates of their own"
+    b = f"tiers: < {CHOICE_GOAL:g} µs to choose one, for each request"
+    found = results.get("tiers")
+    if found is None:
+        return [Goal(target, MISSING, "bench.tiers", None) for target in (a, b)]
+    budgets = found["budgets"].items()
+    kept = ", ".join(f"{name} ({percent(r['budget'])}) {r['kept']} of {r['certified']}" for name, r in budgets)
+    how = f"bench.tiers, {found['labels']:,} labels, synthetic pool with known truth"
+    cost = ", ".join(f"{value:.1f} µs {what}" for what, value in found["microseconds"].items())
+    return [
+        Goal(a, kept, how, all(r["kept"] >= KEPT_GOAL * r["certified"] > 0 for _, r in budgets)),
+        Goal(b, cost, "bench.tiers, medians", max(found["microseconds"].values()) < CHOICE_GOAL),
+    ]
+
+
 def control_loop(results: Results) -> list[Goal]:
     """Rollouts and years through the whole loop; met where 5,000 rollouts do not refute the promise."""
     found = results.get("control")
@@ -360,6 +378,7 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     million,
     search_speed,
     promise,
+    tiers,
     control_loop,
     lambda results: list(streams.goals(results)),
     simulator,
