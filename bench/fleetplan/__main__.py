@@ -1,4 +1,4 @@
-"""``python -m bench.fleetplan [--scene NAME...] [--replays 200] [--forecasts 8] [--services 200] [--json]``."""
+"""``python -m bench.fleetplan [--scene NAME...] [--replays 200] [--forecasts 8] [--services 200] [--noise 20]``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.arrivals import MissingTraceError
 from bench.fleetplan.forecasts import RECENT, forecasts, relative_costs
 from bench.fleetplan.judged import ahead, verdicts
 from bench.fleetplan.pictures import draw
-from bench.fleetplan.planning import planning
+from bench.fleetplan.planning import noise, planning
 from bench.fleetplan.replays import replays
 from bench.fleetplan.runs import LARGEST, OURS, run
 from bench.fleetplan.scenes import BUDGET, SCENES
@@ -25,6 +25,7 @@ from bench.provenance import provenance
 from bench.replays import OUT as OUT_FOLDER
 
 OUT = OUT_FOLDER / "fleetplan.json"
+FLEET = 200  # services
 
 
 def table(says: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -89,7 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scene", nargs="*", choices=list(SCENES), default=list(SCENES), help="all when left out")
     parser.add_argument("--replays", type=int, default=200, help="how many, 0 for none")
     parser.add_argument("--forecasts", type=int, default=8, help="stretches of Twitter, 0 for none")
-    parser.add_argument("--services", type=int, default=200, help="how many are planned at once, 0 for none")
+    parser.add_argument("--services", type=int, default=FLEET, help="how many are planned at once, 0 for none")
+    parser.add_argument("--noise", type=int, default=20, help="how many fleets of 200 services see noise, 0 for none")
     parser.add_argument("--json", action="store_true", help="print the result instead of tables")
     options = parser.parse_args(arguments)
     console = Console(stderr=options.json)
@@ -110,6 +112,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.services:
             found["planning"] = asdict(planning(options.services)) | {"measured": provenance()}
             console.print(found["planning"])
+            _write(OUT, found)
+        if options.noise:
+            found["noise"] = {"services": FLEET, "changed": noise(FLEET, options.noise), "measured": provenance()}
+            console.print(found["noise"])
             _write(OUT, found)
     except MissingTraceError as error:
         print(f"bench.fleetplan: {error}", file=sys.stderr)

@@ -22,24 +22,20 @@ Current = Mapping[str, Sequence[Workers]]
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """Processor seconds by what is planned, cost over the bound with a scarce pool, and how many services had other
-    workers in any of ten windows of noise."""
+    """Processor seconds by what is planned, and cost over the bound with a scarce pool."""
 
     services: int
     seconds: Mapping[str, float]
     over_bound: float
-    changed: int
 
 
 def planning(count: int, *, seed: int = 0) -> Planning:
     """Services on menus of measured plans, with demands that differ a hundredfold."""
-    rng = np.random.default_rng(seed)
-    services = [_service(rng, i) for i in range(count)]
+    services = _services(count, np.random.default_rng(seed))
     free = _pools([PLENTY] * len(HARDWARE))
     seconds, plenty = _timed(lambda: plan_fleet(services, free))
     used = [plenty.workers_by_pool[pool.name] for pool in free]
-    dearest = int(np.argmax([n * pool.cost_per_hour for n, pool in zip(used, free, strict=True)]))
-    tight = _pools([int(SCARCE * n) if i == dearest else PLENTY for i, n in enumerate(used)])
+    tight = _tight(used)
     scarce_seconds, scarce = _timed(lambda: plan_fleet(services, tight))
     short = _pools([n // 2 for n in used])
     short_seconds, _ = _timed(lambda: plan_fleet(services, short))
@@ -54,8 +50,29 @@ def planning(count: int, *, seed: int = 0) -> Planning:
             "half of the workers": short_seconds,
         },
         scarce.cost_per_hour / scarce.bound_per_hour,
-        _changed(services, tight, rng),
     )
+
+
+def noise(count: int, fleets: int) -> list[int]:
+    """Of each of so many fleets, the services that have other workers in any of ten windows of noise, a pool scarce."""
+    found = []
+    for seed in range(fleets):
+        rng = np.random.default_rng(seed)
+        services = _services(count, rng)
+        plenty = plan_fleet(services, _pools([PLENTY] * len(HARDWARE)))
+        tight = _tight([plenty.workers_by_pool[where.pool.name] for where in HARDWARE])
+        found.append(_changed(services, tight, rng))
+    return found
+
+
+def _services(count: int, rng: np.random.Generator) -> list[Service]:
+    return [_service(rng, i) for i in range(count)]
+
+
+def _tight(used: Sequence[int]) -> list[Pool]:
+    """Fewer workers than would be used of the pool on which most is spent, and plenty of all others."""
+    dearest = int(np.argmax([n * where.pool.cost_per_hour for n, where in zip(used, HARDWARE, strict=True)]))
+    return _pools([int(SCARCE * n) if i == dearest else PLENTY for i, n in enumerate(used)])
 
 
 def _service(rng: np.random.Generator, i: int) -> Service:

@@ -51,7 +51,7 @@ def policies(scene: Scene) -> Iterator[tuple[str, Policy]]:
     plans = _plans(scene)
     for plan in sorted(plans, key=lambda plan: _price(scene, _is(plan, None))):
         yield BEST_PLAN, Planned(name=f"{plan} on all pools", chosen=_is(plan, None))
-    single = [(plan, pool.name) for plan in plans for pool in scene.pools] if len(scene.tasks) == 1 else []
+    single = [(plan, pool.name) for plan in plans for pool in scene.pools]
     for plan, pool in sorted(single, key=lambda one: _price(scene, _is(*one))):
         yield BEST_SINGLE, Planned(name=f"{plan} on {pool}", chosen=_is(plan, pool))
     columns = {task.name: cheapest_column(task, scene).key for task in scene.tasks}

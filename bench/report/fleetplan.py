@@ -9,7 +9,7 @@ from bench.fleetplan.forecasts import RECENT, relative_costs
 from bench.fleetplan.judged import COST_GOAL, KEPT_GOAL, ahead, verdicts
 from bench.fleetplan.planning import BOUND_GOAL, SECONDS_GOAL
 from bench.fleetplan.runs import LARGEST, MOST_MISSED, OURS
-from bench.fleetplan.scenes import SCENES
+from bench.fleetplan.scenes import CPU_STARTUP, GPU_STARTUP, SCENES
 from bench.provenance import words
 from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
 
@@ -44,6 +44,7 @@ def goals(results: Results) -> Iterator[Goal]:
     else:
         yield _kept(asked, replays)
     yield from _planning(found.get("planning"))
+    yield _noise(found.get("noise"))
 
 
 def _kept(asked: str, replays: dict[str, Any]) -> Goal:
@@ -58,17 +59,27 @@ def _planning(found: dict[str, Any] | None) -> Iterator[Goal]:
     asked = (
         f"fleet planner: 200 services in < {SECONDS_GOAL:g} s on one core",
         f"fleet planner: with a scarce pool at most {percent(BOUND_GOAL - 1, 0)} above the bound",
-        "fleet planner: +-10 % of noise changes no workers over ten windows, a pool scarce",
     )
     if found is None:
         yield from (Goal(each, MISSING, HOW, None) for each in asked)
         return
-    seconds, over, changed = found["seconds"], found["over_bound"], found["changed"]
+    seconds, over = found["seconds"], found["over_bound"]
     when = words(found["measured"])
     measured = ", ".join(f"{what} {value:.2f} s" for what, value in seconds.items())
     yield Goal(asked[0], measured, HOW, max(seconds.values()) < SECONDS_GOAL, when)
     yield Goal(asked[1], percent(max(over - 1, 0.0), 2), HOW, over <= BOUND_GOAL, when)
-    yield Goal(asked[2], f"{changed} of {found['services']} services", HOW, changed == 0, when)
+
+
+def _noise(found: dict[str, Any] | None) -> Goal:
+    asked = "fleet planner: +-10 % of noise changes no workers over ten windows, a pool scarce"
+    if found is None:
+        return Goal(asked, MISSING, HOW, None)
+    changed, services = found["changed"], found["services"]
+    measured = (
+        f"of {services} services none in {changed.count(0)} of {len(changed)} fleets, {max(changed)} at most; "
+        f"{percent(sum(changed) / len(changed) / services, 3)} of all"
+    )
+    return Goal(asked, measured, HOW, not any(changed), words(found["measured"]))
 
 
 def section(results: Results, links: dict[str, str]) -> list[str]:
@@ -79,8 +90,9 @@ def section(results: Results, links: dict[str, str]) -> list[str]:
         "",
         "`python -m bench.fleetplan`: the planner of core decides every 15 s from what it could have measured by then; "
         "workers start, switch, stop, answer in batches and cost by the second. Times of plans on one core are "
-        "measured ones (this page); the other pools are declared in `bench/fleetplan/scenes.py`, as are start-up "
-        "times of 20 s (45 s on a GPU). *Missed* is late or given up. *Ahead* says in which of cost and misses the "
+        "measured ones (this page); the other pools are declared in `bench/fleetplan/scenes.py`. A "
+        f"worker starts in {CPU_STARTUP:g} s, as measured on a real cluster; that one on a GPU takes {GPU_STARTUP:g} s "
+        "is declared. *Missed* is late or given up. *Ahead* says in which of cost and misses the "
         "planner is not behind. HPA has Kubernetes' defaults and the cheapest certified plan; Proteus has as many "
         "workers as the busiest minute takes, known in advance. INFaaS and Proteus are written from their papers. Of "
         "single variants the row is the cheapest that misses no more than 1 %, else the one that misses least.",
