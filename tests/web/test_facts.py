@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp_core.control.objects import Config
+from offramp_core.control.objects import Config, PoolPlanStatus, PoolStatus, Service, ServiceStatus, StartUpTimes
 from offramp_core.control.served import Served
+from offramp_core.control.spec import parse_spec
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import ArmCounts, RampInfo
 from offramp_core.sketch import bucket_index
+from offramp_operator.explain.family import Family
 from offramp_operator.explain.latency import APART, SIDE_BY_SIDE, latency
 from offramp_operator.explain.network import network
+from offramp_operator.explain.pools import pool_rows
 
 COLUMNS = (
     RampInfo("in", 0, 0.0, "model"),
@@ -122,3 +125,35 @@ def test_too_few_requests_are_no_distribution() -> None:
         percentile=95,
     )
     assert facts.on is None and facts.off is None and "100 requests" in facts.how
+
+
+def test_a_pool_says_what_was_considered_of_it_and_why_it_has_so_many_workers() -> None:
+    pools = [{"name": name, "costPerHour": "1", "maxWorkers": 3} for name in ("cheap", "few", "slow", "new", "far")]
+    pools[1]["maxWorkers"], pools[2]["costPerHour"] = 1, "9"
+    objective = {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.01"}}
+    spec = parse_spec({"model": {"uri": "oci://a/b:1"}, "objective": objective, "pools": pools})
+    figures = {"worker_rate": 50.0, "batch_size": 1, "batch_seconds": 0.01}
+    status = ServiceStatus(
+        pools=(
+            PoolStatus("cheap", 2, 2, planned=2, startup=StartUpTimes(1.0, 0.0, 2.0, 6.0), **figures),
+            PoolStatus("few", **figures),
+            PoolStatus("slow", **figures),
+            PoolStatus("new", 1, 0),
+            PoolStatus("far", **{**figures, "batch_seconds": 0.06}),
+        ),
+        pool_plan=PoolPlanStatus(demand=90.0, answered=100.0, cost_per_hour=2.0, reason="the cheapest"),
+    )
+    rows = {row.name: row for row in pool_rows(Family(Service("ns", "s", "uid", 1, spec, status=status), {}, ()))}
+    cheap = rows["cheap"]
+    assert (cheap.workers, cheap.planned, cheap.rate, cheap.price) == ("2 of 2 ready", "2", "50", "1")
+    assert (cheap.alone, cheap.startup) == (
+        "2 for 2 an hour",
+        "9 s (1 s to a node, 2 s for its container, 6 s to load and warm up)",
+    )
+    assert {name: row.why for name, row in rows.items()} == {
+        "cheap": "chosen",
+        "few": "has 1 at most; alone 2 would be needed",
+        "slow": "alone it would cost 18 an hour, what is chosen 2",
+        "new": "not measured yet",
+        "far": "two batches take 0.12 s of the objective of 0.1 s",
+    }

@@ -17,8 +17,9 @@ from fleet import changed  # type: ignore[import-not-found]
 from served import serving  # type: ignore[import-not-found]
 from states import STATES  # type: ignore[import-not-found]
 
-from offramp_core.control.objects import ObservedFigures
+from offramp_core.control.objects import ObservedFigures, PoolPlanStatus, PoolStatus
 from offramp_core.control.snapshot import Event
+from offramp_core.control.spec import parse_spec
 from offramp_operator.explain.why import why_data
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.web.guard import host_allowed
@@ -108,6 +109,26 @@ def test_services_are_found_by_their_name_and_shown_in_pages(site: Any, states: 
     found = get(site, "/api/v1/services?q=SERVICE-11").json()
     assert found["found"] == 10 and found["total"] == 120 and found["query"] == "SERVICE-11"
     assert "No service has" in get(site, "/?q=nothing").text
+
+
+def test_pools_have_a_table_with_the_plan_above_it(site: Any, states: Any) -> None:
+    snapshot, decision, now = states["disabled"].passes[-1]
+    pools = [{"name": name, "costPerHour": "1", "maxWorkers": 3} for name in ("one", "two")]
+    spec = parse_spec(
+        {k: v for k, v in states["disabled"].fleet.manifest.items() if k != "replicas"} | {"pools": pools}
+    )
+    status = replace(
+        decision.status,
+        pools=(PoolStatus("one", 2, 2, 50.0, planned=2), PoolStatus("two", 1, message="no node has its label")),
+        pool_plan=PoolPlanStatus(demand=90.0, answered=100.0, cost_per_hour=2.0, reason="the cheapest"),
+    )
+    shown = seen(changed(snapshot, service=replace(snapshot.service, spec=spec)), replace(decision, status=status), now)
+    site.call(lambda: site.board.passed(ServiceKey("default", "sim"), shown))
+    text = text_of(get(site, "/services/default/sim").text)
+    assert "workers planned: one 2, two 0; 2 an hour, for 90 requests/s: the cheapest" in text
+    assert "one 2 of 2 ready 2 50 1 2 for 2 an hour chosen two 0 of 1 ready 0 1 no node has its label" in text
+    found = get(site, "/api/v1/services/default/sim").json()
+    assert [pool["why"] for pool in found["pools"]] == ["chosen", "no node has its label"]
 
 
 def test_an_empty_board_says_what_to_do(site: Any) -> None:

@@ -22,7 +22,7 @@ from offramp_operator.explain.health import Verdict, health
 from offramp_operator.explain.latency import LatencyFacts, latency
 from offramp_operator.explain.network import NetworkFacts, network
 from offramp_operator.explain.plans import about
-from offramp_operator.explain.pools import pool_facts
+from offramp_operator.explain.pools import PoolRow, plan_facts, pool_rows
 from offramp_operator.explain.progress import Attempt, attempts, figures, progress, workers_ready
 from offramp_operator.explain.why import GateReading, about_rollout, cooling, pin, readings, serving, tuning, wrong
 from offramp_operator.explain.words import ago, milliseconds, share
@@ -188,7 +188,8 @@ class ServicePage:
     workers: tuple[WorkerFacts, ...]
     events: tuple[EventFacts, ...]
     capacity: tuple[str, ...] = ()
-    pools: tuple[str, ...] = ()
+    pools: tuple[PoolRow, ...] = ()
+    pool_plan: tuple[str, ...] = ()
     routes: tuple[RouteUse, ...] = ()
 
 
@@ -375,7 +376,8 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
             for e in reversed(view.events)
         ),
         capacity=tuple(capacity_facts(family)),
-        pools=tuple(pool_facts(family)),
+        pools=tuple(pool_rows(family)),
+        pool_plan=tuple(plan_facts(family)),
         routes=family.service.status.observed.routes,
     )
 
