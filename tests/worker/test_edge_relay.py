@@ -100,8 +100,9 @@ class Edge:
     def relayed(self) -> float:
         return self.worker.metrics.registry.get_sample_value("earlyexit_relayed_requests_total") or 0.0
 
-    async def ask(self, x: np.ndarray, outputs: Any = (), **parameters: Any) -> dict[str, Any]:
+    async def ask(self, x: np.ndarray, outputs: Any = (), tier: bytes = b"", **parameters: Any) -> dict[str, Any]:
         body, headers = body_of(x, outputs=outputs, **parameters)
+        headers += [(b"offramp-tier", tier)] if tier else []
         got = asyncio.get_running_loop().create_future()
         self.relay.answer("/v2/models/tiny/infer", headers, body, got.set_result)
         response = await asyncio.wait_for(got, 30)
@@ -184,6 +185,7 @@ def test_what_a_request_asks_of_the_edge_is_not_handed_on(
         await edge.warm(x)
         for parameters in ({"deadline_ms": 1000}, {"exit": "never"}, {"timeout": 10_000_000}):
             await edge.ask(x[:1], **parameters)
+        await edge.ask(x[:1], tier=b"default")
         assert edge.relayed == 0
         await edge.ask(x[:1])
         assert edge.relayed == 1

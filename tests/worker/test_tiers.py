@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -275,3 +277,20 @@ def test_a_request_names_its_tier_and_a_bad_one_is_refused_by_its_path(worker: W
         reply = worker.public.post("/v2/models/tiny/infer", json={"inputs": [tensor], "parameters": wish})
         assert reply.status_code == status, reply.text
         assert said in (reply.json()["parameters"]["exit"] if status == 200 else reply.text), wish
+    for names, wish, status, said in (
+        (["half"], {}, 200, "final"),
+        (["default"], {}, 200, RAMP),
+        (["best"], {}, 400, "parameters.tier: is 'best'; this service has default, half, none, whole"),
+        (["half"], {"tier": "default"}, 400, "parameters.tier: comes with the header Offramp-Tier"),
+        (["half"], {"max_disagreement": 0.99}, 400, "parameters.max_disagreement: comes with the header Offramp-Tier"),
+        (["half", "default"], {}, 400, "Offramp-Tier: is 'default'; send it once"),
+        (["h" * 64], {}, 400, "Offramp-Tier: is 'hhh"),
+        ([""], {}, 400, "Offramp-Tier: is ''"),
+    ):
+        body = json.dumps({"inputs": [tensor], "parameters": wish})
+        for packed in (False, True):
+            named = [("Offramp-Tier", name) for name in names] + [("Content-Encoding", "gzip")] * packed
+            content = gzip.compress(body.encode()) if packed else body
+            reply = worker.public.post("/v2/models/tiny/infer", content=content, headers=named)
+            assert reply.status_code == status, reply.text
+            assert said in (reply.json()["parameters"]["exit"] if status == 200 else reply.text), names

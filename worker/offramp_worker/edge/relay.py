@@ -27,7 +27,7 @@ from offramp_worker.edge.processor import ProcessorWait
 from offramp_worker.edge.wire import DIGEST_HEADER, LENGTH_HEADER, PLAN_HEADER, RAMPS_HEADER
 from offramp_worker.engine.engine import Engine
 from offramp_worker.http.bodies import Headers
-from offramp_worker.http.inference import Inference, Reply
+from offramp_worker.http.inference import TIER, Inference, Reply
 from offramp_worker.http.refusals import Response
 from offramp_worker.worker import InferenceWorker
 
@@ -285,7 +285,7 @@ def _rows(engine: Engine, path: str, headers: Headers, body: bytes | bytearray) 
         return 0
     given = dict(headers)
     length = given.get(LENGTH, b"")
-    if not length.isdigit() or not 0 < len(length) <= 4 or b"content-encoding" in given:
+    if not length.isdigit() or not 0 < len(length) <= 4 or b"content-encoding" in given or TIER in given:
         return 0
     binary = len(body) - int(length)
     rows, rest = divmod(binary, row_bytes(spec))

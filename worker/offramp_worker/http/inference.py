@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
@@ -22,13 +22,22 @@ from offramp_worker.http.bodies import Headers
 from offramp_worker.http.large import LARGE_BYTES, is_large, most_values, parse_large
 from offramp_worker.http.packed import UnpackedTooLargeError, unpack
 from offramp_worker.http.refusals import JSON_TYPE, Refusals, Response
-from offramp_worker.http.tensors import VERSION, BadRequestError, InferRequest, parse_request, response_body, shown
+from offramp_worker.http.tensors import (
+    MAX_TIER_LENGTH,
+    VERSION,
+    BadRequestError,
+    InferRequest,
+    parse_request,
+    response_body,
+    shown,
+)
 from offramp_worker.logs import log_event
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import InferenceWorker
 
 PREFIX, SUFFIX = b"/v2/models/", b"/infer"
 JSON_VALUE_BYTES = 26  # of the longest numbers: "-1.2345678901234567e-100, "
+TIER = b"offramp-tier"
 BINARY_TYPE = (b"content-type", b"application/octet-stream")
 
 
@@ -44,6 +53,7 @@ class _Form(NamedTuple):
 
     header_length: int | None
     packed: bool
+    tier: str
 
 
 @dataclass(slots=True)
@@ -136,7 +146,7 @@ class Inference:
                 max_rows=engine.max_rows,
                 names=engine.outputs,
             )
-            return self._submit(engine, request, headers, reply)
+            return self._submit(engine, _of_tier(request, form.tier), headers, reply)
         except (BadRequestError, OverloadedError) as error:
             self._refuse(self._refusal_of(error), headers, reply)
         return None
@@ -164,7 +174,7 @@ class Inference:
         limit, body = self.max_body_bytes, reading.take_body()
         if form.packed:
             body = unpack(body, limit=limit)
-        return parse_large(
+        request = parse_large(
             body,
             header_length=form.header_length,
             spec=engine.bundle.asks_for,
@@ -172,6 +182,7 @@ class Inference:
             names=engine.outputs,
             encoded=engine.bundle.encoded,
         )
+        return _of_tier(request, form.tier)
 
     def _was_read(
         self,
@@ -256,7 +267,7 @@ def _form(headers: Headers) -> _Form:
     UnsupportedEncodingError
         The body is packed in a way that is not known here.
     """
-    length, packed = None, False
+    length, packed, tier = None, False, ""
     for name, value in headers:
         if name == b"inference-header-content-length":
             length = _header_length(value)
@@ -267,7 +278,23 @@ def _form(headers: Headers) -> _Form:
                     "it is"
                 )
             packed = True
-    return _Form(length, packed)
+        elif name == TIER:
+            if tier or not 0 < len(value) <= MAX_TIER_LENGTH:
+                raise BadRequestError(
+                    f"Offramp-Tier: is {shown(value.decode('latin-1'))}; send it once, with at most {MAX_TIER_LENGTH} "
+                    "characters"
+                )
+            tier = value.decode("latin-1")
+    return _Form(length, packed, tier)
+
+
+def _of_tier(request: InferRequest, tier: str) -> InferRequest:
+    """The request with the tier that a header names, such as a gateway sets for a route: a client behind it can name no
+    other."""
+    if tier and (request.tier or request.max_disagreement is not None):
+        field = "tier" if request.tier else "max_disagreement"
+        raise BadRequestError(f"parameters.{field}: comes with the header Offramp-Tier; send one of them")
+    return replace(request, tier=tier) if tier else request
 
 
 def _header_length(value: bytes) -> int:
