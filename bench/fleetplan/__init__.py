@@ -4,6 +4,7 @@ The planner of core in the loop of a simulator, on real traces, beside named pol
 
 scenes.py   menus, pools and traces
 runs.py     all policies on a scene
+narrow.py   the operator's own rule as a policy
 replays.py  whether budgets are kept, in many replays with certificates of their own
 forecasts.py  what it is worth to remember earlier days
 planning.py  how long many services take, how near the bound, and what noise changes

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bench.fleetplan.narrow import OperatorsRule
 from bench.fleetplan.scenes import BOLD, EXACT, Scene, certified
 from offramp_core.fleet import Column
 from offramp_lab.fleet import (
@@ -27,6 +28,7 @@ from offramp_lab.fleet import (
 
 OURS, LARGEST = "offramp", "largest variant only"
 BEST_SINGLE, BEST_PLAN = "best single certified variant", "best certified plan on all pools"
+OPERATOR, OPERATOR_OFF = "the operator's rule, exits counted", "the operator's rule, exits off"
 HPA_CPU, HPA_IN_FLIGHT, INFAAS, PROTEUS = "HPA on CPU", "HPA on in-flight requests", "INFaaS", "Proteus"
 MOST_MISSED = 0.01
 BINS = 288  # of the picture
@@ -55,6 +57,8 @@ def policies(scene: Scene) -> Iterator[tuple[str, Policy]]:
     for plan, pool in sorted(single, key=lambda one: _price(scene, _is(*one))):
         yield BEST_SINGLE, Planned(name=f"{plan} on {pool}", chosen=_is(plan, pool))
     columns = {task.name: cheapest_column(task, scene).key for task in scene.tasks}
+    yield OPERATOR, OperatorsRule(name=OPERATOR, plans={name: key.plan for name, key in columns.items()})
+    yield OPERATOR_OFF, OperatorsRule(name=OPERATOR_OFF, plans=dict.fromkeys(columns, EXACT))
     yield HPA_CPU, HorizontalPodAutoscaler(name=HPA_CPU, columns=columns, metric=cpu())
     yield HPA_IN_FLIGHT, HorizontalPodAutoscaler(name=HPA_IN_FLIGHT, columns=columns, metric=in_flight())
     yield INFAAS, Infaas()
