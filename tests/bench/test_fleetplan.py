@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from bench.fleetplan.forecasts import remembered
 from bench.fleetplan.judged import ahead, verdicts
+from bench.fleetplan.narrow import one_for_each_pool
 from bench.fleetplan.replays import shown_by_certificate
 from bench.fleetplan.runs import BEST_SINGLE, INFAAS, LARGEST, OURS, PROTEUS, policies, with_certificates
 from bench.fleetplan.scenes import BOLD, BUDGET, MINILM, RESNET, Scene, menu, minutes_task, pools
 from bench.report.fleetplan import goals, section
 from bench.report.results import MISSING, Results
 
-from offramp_core.fleet import usual_rate
+from offramp_core.fleet import Service, usual_rate
 from offramp_lab.fleet import Counts, Task, simulate
 
 
@@ -105,6 +106,31 @@ def test_the_page_has_each_scene_and_says_what_is_missing(tmp_path: Path) -> Non
     marks = {goal.target.rpartition(": ")[2]: goal for goal in goals(results)}
     assert marks["twitter"].met is True
     assert marks["fleet"].measured == MISSING
+
+
+def test_noise_is_told_fleet_by_fleet(tmp_path: Path) -> None:
+    measured = {"when": "today", "commit": "abc", "processor": "one"}
+    found = {"noise": {"services": 200, "changed": [0, 2, 0, 0], "measured": measured}}
+    (tmp_path / "fleetplan.json").write_text(json.dumps(found))
+    goal = next(goal for goal in goals(Results(tmp_path)) if "noise" in goal.target)
+    assert (goal.met, goal.measured) == (False, "of 200 services none in 3 of 4 fleets, 2 at most; 0.250 % of all")
+
+
+def test_the_operators_rule_has_one_batch_size_for_each_pool_and_less_of_its_rate() -> None:
+    scene = with_certificates(Scene((minilm(counts=np.full(60, 300), past=np.full(150, 300)),), pools(1.0)))
+    task, rates = scene.tasks[0], {m.column.key: m.column.worker_rate for m in scene.tasks[0].menu}
+    service = Service(
+        name="one",
+        rate=1.0,
+        predicted_rate=1.0,
+        arrival_variation=1.0,
+        latency_seconds=task.latency_seconds,
+        max_disagreement=BUDGET,
+        columns=tuple(m.column for m in task.menu),
+    )
+    columns = list(one_for_each_pool(service, "int8-exits"))
+    assert [(c.key.pool, c.key.batch_size) for c in columns] == [("core", 1), ("quad", 4), ("gpu", 16)]
+    assert all(0.1 * rates[c.key] <= c.worker_rate <= 0.8 * rates[c.key] + 1e-9 for c in columns)
 
 
 def test_without_results_all_of_it_is_missing(tmp_path: Path) -> None:
