@@ -10,6 +10,7 @@ from bench.provenance import words
 from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
 
 HOW = "bench.generate"
+NO_DRAFT = "fp32"
 ANSWERS = {"stories/stories": 10_000, "smollm2/gsm8k": 500}
 MOST_TIME, MOST_SLOWER, MOST_BEHIND, MOST_OFF, SOLD_AT, SOLD_TIME, DELTA = 0.72, 0.02, 0.05, 50, 0.05, 0.5, 0.05
 BEST = "best escalation: loss, time"
@@ -87,8 +88,10 @@ def _surely(row: dict[str, Any]) -> str:
     return f"{row['ratio']:.3f}" + (f" ({row['low']:.3f} to {row['high']:.3f})" if "low" in row else "")
 
 
-def _of_change(run: dict[str, Any]) -> tuple[str, bool]:
+def _of_change(run: dict[str, Any]) -> tuple[str, bool | None]:
     moved = run["hostile"]
+    if moved["served"] == NO_DRAFT:
+        return f"no draft served after {moved['calm']} usual prompts: there was none to end", None
     costs = ", ".join(f"{name} {cost:.2f}" for name, cost in moved["costs"].items())
     where = f"{moved['served']} takes of none's time: {costs}; {moved['content']}: "
     if moved["off_after"]:
@@ -216,27 +219,33 @@ def _auto(found: dict[str, Any]) -> list[str]:
             for row in run["loads"]
         ]
         moved = run["hostile"]
-        costs = ", ".join(f"{kind} {cost:.2f}" for kind, cost in moved["costs"].items())
-        off = f"no draft serves after {moved['off_after']} of them" if moved["off_after"] else "some draft stays"
         lines += [
             f"*Drafts chosen by measurement on {name}* (decisions 105, 106 and 155): a worker's desk that chooses "
             f"among {', '.join(run['settings'])} against the same desk with one setting for all requests, answers of "
             f"up to {run['tokens']} tokens, in turns in one run; ratios of the",
             "processor's seconds of whole answers, prompts included, all of them over all, and their middle 95 % where "
             "single turns are drawn again. First from the first request on, against no draft; *no draft again* is the "
-            "same against itself:",
+            f"same against itself. {_changed(moved)}",
             "",
             *table(
                 [f"{name}, at once", "requests", "time", "no draft again", "answers by route", "serves in the end"],
                 loads,
             ),
-            f"After {moved['calm']} usual prompts {moved['served']} serves one request at a time. What it takes of no "
-            f"draft's time on other prompts: {costs}. Then come {moved['requests']} of the costliest kind "
-            f"({moved['content']}): {off}, and all of them take {moved['ratio']:.2f}.",
-            "",
             *_when({name: run}),
         ]
     return lines
+
+
+def _changed(moved: dict[str, Any]) -> str:
+    costs = ", ".join(f"{kind} {cost:.2f}" for kind, cost in moved["costs"].items())
+    off = (
+        f"no draft serves after {moved['off_after']}" if moved["off_after"] else f"{moved['serves']} serves in the end"
+    )
+    return (
+        f"After {moved['calm']} usual prompts {moved['served']} serves one request at a time; on others it takes of no "
+        f"draft's time: {costs}. Then come {moved['requests']} of the kind on which it costs most, {moved['content']}: "
+        f"{off}, and all of them take {moved['ratio']:.2f}."
+    )
 
 
 def _mixed(found: dict[str, Any]) -> list[str]:

@@ -83,6 +83,11 @@ def test_a_draft_that_stays_must_pay(tmp_path: Path, off_after: int | None, rati
     assert _one(tmp_path, {"auto": {"smollm2": run}}, "SmolLM2: no draft that costs")[1] is met
 
 
+def test_where_no_draft_ever_served_nothing_is_said_of_how_soon_it_ends(tmp_path: Path) -> None:
+    run = {"loads": LOADS, "hostile": CALM | {"served": "fp32", "off_after": None, "ratio": 0.9, "calm": 128}}
+    assert _one(tmp_path, {"auto": {"smollm2": run}}, "SmolLM2: no draft that costs")[1] is None
+
+
 def test_eleven_broken_budgets_of_two_hundred_are_too_many(tmp_path: Path) -> None:
     row = {"output": "TokenF1", "draws": 200, "certified": 150, "time": 0.4, "answer_time": 0.8, "usual_plan": "int8"}
     for broken, met in ((10, True), (11, False)):
