@@ -24,9 +24,7 @@ from offramp_worker.generate.seam import REFERENCE, DecodingRoute
 OFF = REFERENCE
 AGAIN = "fp32 again"  # the same once more: how much this machine's measurements differ from each other
 AT_ONCE = (1, 2, 4, 8)
-TURNS = (
-    2  # requests for each that is computed at once, before it is another way's turn: short, to meet the same machine
-)
+TURNS = 2  # requests for each that is computed at once, before it is another way's turn
 QUARTERS = 4  # of the requests that are learned from
 HOSTILE = 60  # requests
 MOST_CALM = 4  # times the requests, until a draft serves
