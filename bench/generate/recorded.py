@@ -85,13 +85,14 @@ def population(found: Mapping[str, Any], output: str) -> tuple[Records, tuple[Ra
     """Recorded answers as records of one output, and their columns."""
     columns = variant_columns(found["seconds"])
     variants = [c.precision or c.id for c in columns]
+    kind = np.int8 if output == Output.EXACT_ANSWER else np.float32  # right or wrong is tested by the binomial
     arrays: dict[str, Any] = {
         "uncertainty": np.array([found["uncertainty"][v] for v in variants], dtype=np.float32).T,
-        "loss": np.array([found["losses"][output][v] for v in variants], dtype=np.float32).T,
+        "loss": np.array([found["losses"][output][v] for v in variants], dtype=kind).T,
         "ramp_id": np.array([c.id for c in columns]),
         "ramp_precision": np.array([c.precision for c in columns]),
     }
-    arrays["final_loss"] = np.zeros(len(arrays["loss"]), dtype=np.float32)
+    arrays["final_loss"] = np.zeros(len(arrays["loss"]), dtype=kind)
     arrays |= {name: np.array(values) for name, values in variant_costs(found["seconds"]).items()}
     return records_from_arrays(arrays), columns
 

@@ -126,7 +126,9 @@ def _of_rival(run: dict[str, Any], engine: str, *, least: float) -> tuple[str, b
     return f"its time per token over ours {told}", all(row["ratio"] >= least for row in rows.values())
 
 
-def _of_budgets(run: dict[str, Any]) -> tuple[str, bool]:
+def _of_budgets(run: dict[str, Any]) -> tuple[str, bool | None]:
+    if not any(row["certified"] for row in run["rows"]):
+        return f"none certified with {run['rows'][0]['labels']:,} labels", None
     worst = max(run["rows"], key=lambda row: row["broken"] / row["draws"])
     return f"at most {worst['broken']} of {worst['draws']}", worst["broken"] <= DELTA * worst["draws"]
 

@@ -43,6 +43,8 @@ def test_too_few_labels_are_told_from_a_variant_that_loses_too_much(answers: dic
     few, many = (certified(answers, Output.EXACT_ANSWER, 0.05, labels=n, draws=3) for n in (60, 1600))
     assert few["untold"] == 3 and few["needed"] > 60 and few["certified"] == 0
     assert many["certified"] >= 2 and many["time"] == pytest.approx(0.5, abs=0.01)
+    graded = certified(answers, Output.TOKEN_F1, 0.05, labels=60, draws=3)
+    assert graded["needed"] > few["needed"], "right or wrong is told with fewer than a loss in between"
     answers["uncertainty"]["int8"] = [0.3] * N
     lossy = certified(answers, Output.EXACT_ANSWER, 0.05, labels=1600, draws=3)
     assert lossy["certified"] == 0 and lossy["untold"] < 2, "it does not know where it is wrong"

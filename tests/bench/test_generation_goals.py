@@ -94,5 +94,7 @@ def test_eleven_broken_budgets_of_two_hundred_are_too_many(tmp_path: Path) -> No
         run = {"rows": [row | {"budget": 0.05, "broken": 1}, row | {"budget": 0.1, "broken": broken}]}
         found = {"lossy": {"smollm2/sst2": run}}
         assert _one(tmp_path, found, "break their budget") == (f"at most {broken} of 200", met)
+        none = [r | {"certified": 0, "broken": 0, "labels": 120} for r in run["rows"]]
+        assert _one(tmp_path, {"lossy": {"smollm2/sst2": {"rows": none}}}, "break their budget")[1] is None
         told, sold = _one(tmp_path, found, "a plan certified at a loss of 5 %")
         assert sold is True and "whole answers, prompts included: 0.80" in told
