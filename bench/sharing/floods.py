@@ -1,7 +1,8 @@
 """What a flood of one service does to the others in its worker: ``python -m bench.sharing.floods``.
 
-The worker has the core to itself and gets 0.6 of what it can do; then one of its services asks for ten times its share
-besides. The same with the second worker beside it on the core, which takes its time of the core as well.
+The worker has the core to itself and gets 0.6 of what it can do. Trials without a flood take turns with those in which
+one of its services asks for ten times its share besides. p95 is over the others' requests of all rounds, and how sure
+its growth is says a bootstrap over the rounds.
 """
 
 from __future__ import annotations
@@ -9,53 +10,55 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
 from bench.front import CLIENT_CORE, find_capacities, on_core
+from bench.openloop import Trial
 from bench.provenance import provenance
-from bench.sharing.load import LOAD, finite, in_turn, p95_ms, share
+from bench.sharing.load import LEAST_RATE, LOAD, finite, in_turn, p95_ms, share
 from bench.sharing.services import OBJECTIVE_SECONDS, ROWS, Arm, Floats, Service, homes, kinds, services, shared, zipf
 
 OUT = Path("build/bench/floods.json")
 FLOOD = 10.0
-LEAST_RATE = 50.0  # requests a second; taken where not even these were in time
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What is asked of an arm without a flood: the share of each service, and requests a second."""
-
-    arm: Arm
-    shares: Floats
-    rate: float
+CALM = "none"  # the trials without a flood
+RESAMPLES, COVERED = 1000, (2.5, 97.5)
 
 
 def measured(of: Sequence[Service], arm: Arm, *, rounds: int, seconds: float, console: Console) -> Any:
-    """The floods of some services, each of their worker alone and beside the other one."""
+    """The floods of some services of the worker that holds the most."""
     held = max(homes(of), key=len)
-    worker = arm.workers[homes(of).index(held)]
-    own = zipf(len(of)) * [service in held for service in of]
-    found: dict[str, list[Any]] = {}
-    for traffic in (
-        _traffic(replace(arm, name="alone", workers=[worker]), own / own.sum(), seconds=seconds),
-        _traffic(replace(arm, name="beside"), zipf(len(of)), seconds=seconds),
-    ):
-        console.print(f"{traffic.arm.name}: {traffic.rate:,.0f} requests/s")
-        found[traffic.arm.name] = [
-            under(by, of, held, traffic, rounds=rounds, seconds=seconds)
-            for by in track(chosen(held), description=traffic.arm.name, console=console)
-        ]
-    return found
+    alone = replace(arm, name="alone", workers=[arm.workers[homes(of).index(held)]])
+    rates = zipf(len(of)) * [service in held for service in of]
+    rates *= _rate(alone, rates / rates.sum(), seconds=seconds) / rates.sum()
+    console.print(f"{rates.sum():,.0f} requests/s")
+    floods = {service.name: service for service in chosen(held)}
+    asked = {CALM: rates} | {name: _flooded(rates, of.index(service)) for name, service in floods.items()}
+    trials = trials_of(alone, asked, rounds=rounds, seconds=seconds, console=console)
+    return {
+        "rounds": rounds,
+        "seconds": seconds,
+        "floods": [
+            {
+                "service": name,
+                "model_ms": by.seconds * 1e3,
+                "rate": float(asked[name][of.index(by)]),
+                **compared(trials[CALM], trials[name], of.index(by)),
+            }
+            for name, by in floods.items()
+        ],
+    }
 
 
-def _traffic(arm: Arm, shares: Floats, *, seconds: float) -> Traffic:
+def _rate(arm: Arm, shares: Floats, *, seconds: float) -> float:
+    """Requests a second without a flood."""
     with arm.awake():
         capacity = find_capacities(
             lambda _, rate, seed: arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares),
@@ -64,7 +67,7 @@ def _traffic(arm: Arm, shares: Floats, *, seconds: float) -> Traffic:
             low=LEAST_RATE,
             high=4000.0,
         )
-    return Traffic(arm, shares, LOAD * max(capacity[arm.name], LEAST_RATE))
+    return LOAD * max(capacity[arm.name], LEAST_RATE)
 
 
 def chosen(held: Sequence[Service]) -> list[Service]:
@@ -73,46 +76,53 @@ def chosen(held: Sequence[Service]) -> list[Service]:
     return list({service.name: service for service in (*by_kind.values(), held[len(held) // 2])}.values())
 
 
-def under(
-    by: Service, of: Sequence[Service], held: Sequence[Service], traffic: Traffic, *, rounds: int, seconds: float
-) -> Any:
-    """The p95 of the others in its worker without and with a service that asks for ten times its share."""
-    index = of.index(by)
-    flooded = traffic.shares * traffic.rate
-    flooded[index] *= FLOOD
-    beside = [i for i, service in enumerate(of) if service in held and i != index]
-    cases = {"without": (traffic.shares, traffic.rate), "with": (flooded / flooded.sum(), float(flooded.sum()))}
-    p95: dict[str, list[float]] = {name: [] for name in cases}
-    refusals: dict[str, list[float]] = {name: [] for name in cases}
-    answered = []
-    with traffic.arm.awake():
-        for seed, name in in_turn(range(rounds), list(cases)):
-            shares, rate = cases[name]
-            trial = traffic.arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares)
-            owner = trial.row // ROWS
-            of_others = np.isin(owner, beside)
-            p95[name].append(p95_ms(np.where(trial.ok, trial.seconds, np.inf)[of_others]))
-            refusals[name].append(share((~trial.ok)[of_others]))
-            if name == "with":
-                answered.append(share(trial.ok[owner == index]))
-    with np.errstate(divide="ignore", invalid="ignore"):  # where nobody else asked, or all were refused
-        ratios = np.array(p95["with"]) / np.array(p95["without"])
+def _flooded(rates: Floats, index: int) -> Floats:
+    return np.where(np.arange(len(rates)) == index, FLOOD * rates, rates)
+
+
+def trials_of(
+    arm: Arm, asked: Mapping[str, Floats], *, rounds: int, seconds: float, console: Console
+) -> dict[str, list[Trial]]:
+    """A trial of each in each round, at these requests a second of each service."""
+    trials: dict[str, list[Trial]] = {name: [] for name in asked}
+    with arm.awake():
+        for seed, name in in_turn(track(range(rounds), description="rounds", console=console), list(asked)):
+            rate = float(asked[name].sum())
+            trials[name].append(arm.run(rate=rate, seconds=seconds, seed=seed, shares=asked[name] / rate))
+    return trials
+
+
+def compared(calm: Sequence[Trial], flooded: Sequence[Trial], index: int) -> dict[str, Any]:
+    """How the others fare while the service of this index is a flood, and without."""
+    waits = {"without": [_of_others(t, index) for t in calm], "with": [_of_others(t, index) for t in flooded]}
+    p95 = {name: p95_ms(np.concatenate(each)) for name, each in waits.items()}
+    rng, n = np.random.default_rng(0), len(calm)
+    drawn = [_growth(waits, rng.integers(n, size=n)) for _ in range(RESAMPLES)]
     return {
-        "service": by.name,
-        "model_ms": by.seconds * 1e3,
-        "rate": float(flooded[index]),
-        "answered": float(np.mean(answered)),
-        "p95_ms": {name: finite(float(np.median(each))) for name, each in p95.items()},
-        "ratio": finite(float(np.median(ratios))),
-        "others_refused": {name: float(np.mean(each)) for name, each in refusals.items()},
+        "answered": share(np.concatenate([t.ok[t.row // ROWS == index] for t in flooded])),
+        "p95_ms": {name: finite(each) for name, each in p95.items()},
+        "ratio": finite(_growth(waits, np.arange(n))),
+        "interval": [finite(float(each)) for each in np.percentile(drawn, COVERED, method="higher")],
+        "others_refused": {name: share(np.concatenate(each) == np.inf) for name, each in waits.items()},
     }
+
+
+def _of_others(trial: Trial, index: int) -> Floats:
+    """Seconds; infinite where refused."""
+    return np.where(trial.ok, trial.seconds, np.inf)[trial.row // ROWS != index]
+
+
+def _growth(waits: Mapping[str, Sequence[Floats]], rounds: npt.NDArray[np.int64]) -> float:
+    """Of the p95 over these rounds; infinite where refusals or nobody's requests leave none to compare."""
+    without, with_it = (p95_ms(np.concatenate([waits[name][i] for i in rounds])) for name in ("without", "with"))
+    return with_it / without if 0 < without < np.inf else np.inf
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="bench.sharing.floods", description="one service at ten times its share")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of every trial")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of every trial")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args(arguments)
     console = Console()

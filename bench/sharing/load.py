@@ -15,6 +15,7 @@ from bench.openloop import Trial
 from bench.sharing.services import OBJECTIVE_SECONDS, ROWS, Arm, Floats, Service, zipf
 
 LOAD = 0.6
+LEAST_RATE = 50.0  # requests a second; taken where not even these were in time
 
 
 def measured(of: Sequence[Service], arms: Mapping[str, Arm], *, rounds: int, seconds: float, console: Console) -> Any:
@@ -24,7 +25,7 @@ def measured(of: Sequence[Service], arms: Mapping[str, Arm], *, rounds: int, sec
     console.print({name: f"{size / 2**20:,.0f} MiB" for name, size in memory.items()})
     capacity = capacities(arms, shares, seconds=seconds)
     console.print({name: f"{rate:,.0f} requests/s" for name, rate in capacity.items()})
-    rate = LOAD * capacity["separate"]
+    rate = LOAD * max(capacity["separate"], LEAST_RATE)
     trials: dict[str, list[Trial]] = {name: [] for name in arms}
     for seed, name in in_turn(track(range(rounds), description="0.6 of it", console=console), list(arms)):
         with arms[name].awake() as arm:
@@ -52,7 +53,7 @@ def capacities(arms: Mapping[str, Arm], shares: Floats, *, seconds: float) -> di
         with arms[name].awake() as arm:
             return arm.run(rate=rate, seconds=seconds, seed=seed, shares=shares)
 
-    return find_capacities(trial, arms, objective=OBJECTIVE_SECONDS, low=50.0, high=4000.0)
+    return find_capacities(trial, arms, objective=OBJECTIVE_SECONDS, low=LEAST_RATE, high=4000.0)
 
 
 def by_service(trials: Sequence[Trial], of: Sequence[Service]) -> dict[str, float | None]:

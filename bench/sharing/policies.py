@@ -63,15 +63,12 @@ class Ours:
     shares: Shares = field(default_factory=lambda: Shares({f"m{i}": 1.0 for i in range(MODELS)}))
 
     def __call__(self, waiting: Queues, now: float) -> tuple[str, float]:
-        name = next_turn(
-            {
-                name: Claim(queue[0] + OBJECTIVE_SECONDS, FIXED + ROW, behind=ROW * (len(queue) - 1))
-                for name, queue in waiting.items()
-            },
-            self.shares,
-            now=now,
-        )
-        turn = self.shares.turn_of(name, now=now, others_wait=len(waiting) > 1)
+        claims = {
+            name: Claim(queue[0] + OBJECTIVE_SECONDS, FIXED + ROW, behind=ROW * (len(queue) - 1))
+            for name, queue in waiting.items()
+        }
+        name = next_turn(claims, self.shares, now=now)
+        turn = self.shares.turn_of(name, now=now, others_wait=len(waiting) > 1, behind=claims[name].behind)
         most = BATCHES[turn.rows(BATCHES)]
         seconds = _seconds(len(waiting[name]), most)
         self.shares = self.shares.after(name, seconds, now=now + seconds)

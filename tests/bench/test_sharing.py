@@ -3,11 +3,10 @@ here but those that are simulated."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import bundles
 import numpy as np
@@ -53,25 +52,30 @@ def test_both_arms_serve_and_the_page_shows_what_was_measured(tmp_path: Path, mo
     (tmp_path / "floods.json").write_text(json.dumps({"measured": found["measured"], **flooded}, allow_nan=False))
     rows = [goal for goal in goals(Results(tmp_path)) if goal.target.startswith("sharing: ")]
     assert len(rows) == 6 and all(goal.met is not None for goal in rows)
-    assert any(line.startswith("| alone on the core ") for line in section(Results(tmp_path)))
+    assert any(line.startswith("| the flood's model takes ") for line in section(Results(tmp_path)))
 
 
 def test_a_trial_in_which_nobody_else_asked_can_be_written_as_json() -> None:
-    class Nobody:
-        ok, seconds, row = np.ones(3, dtype=bool), np.full(3, 0.01), np.arange(3)
+    nobody = [_trial([], [])]
+    found = json.loads(json.dumps(floods.compared(nobody, nobody, 0), allow_nan=False))
+    assert found["ratio"] is None and found["interval"] == [None, None]
 
-    class Alone:
-        def awake(self) -> contextlib.AbstractContextManager[None]:
-            return contextlib.nullcontext()
 
-        def run(self, **_: Any) -> Nobody:
-            return Nobody()
+def test_the_growth_under_a_flood_is_that_of_pooled_rounds_and_how_sure_it_is_says_how_they_differ() -> None:
+    """One round of ten with a flood is bad: a resample has it not at all, once, twice."""
+    calm = [_trial([0.01] * 20, [0.5]) for _ in range(10)]
+    flooded = [_trial([0.012] * 20, [0.5])] * 9 + [_trial([0.05] * 20, [0.5, None])]
+    found = floods.compared(calm, flooded, 1)
+    assert found["ratio"] == pytest.approx(5.0) and found["interval"] == [pytest.approx(1.2), pytest.approx(5.0)]
+    assert found["p95_ms"] == {"without": pytest.approx(10.0), "with": pytest.approx(50.0)}
+    assert found["answered"] == pytest.approx(10 / 11) and found["others_refused"] == {"without": 0.0, "with": 0.0}
 
-    first, second = (SimpleNamespace(name=name, seconds=0.01) for name in ("first", "second"))
-    traffic = floods.Traffic(cast(Any, Alone()), np.array([0.5, 0.5]), 10.0)
-    both = cast(Any, [first, second])
-    found = floods.under(cast(Any, first), both, both, traffic, rounds=1, seconds=0.1)
-    assert json.loads(json.dumps(found, allow_nan=False))["ratio"] is None
+
+def _trial(others: list[float], flood: list[float | None]) -> Any:
+    """Seconds of the requests of service 0, and of 1; None of one that was refused."""
+    seconds = np.array([*others, *(each or 0.0 for each in flood)])
+    ok = np.array([True] * len(others) + [each is not None for each in flood], dtype=bool)
+    return SimpleNamespace(ok=ok, seconds=seconds, row=np.array([0] * len(others) + [ROWS] * len(flood)))
 
 
 @pytest.mark.slow

@@ -110,6 +110,23 @@ def test_a_stranger_pod_is_refused_at_the_admin_port_for_its_missing_token(names
     assert infer(namespace) == ["200"]
 
 
+def test_an_edge_answers_at_its_own_address_while_its_core_is_away(namespace: Namespace, good: str) -> None:
+    pools = [{"name": "box", "replicas": 1}, {"name": "core", "replicas": 1}]
+    namespace.apply(manifest(good, pools=pools, edge={"pool": "box", "offline": "Answer"}))
+    available = "WorkersAvailable"
+    namespace.eventually("core and edge", lambda: namespace.condition("tiny", available).get("status") == "True")
+    namespace.eventually("the service to be ready", lambda: ready(namespace))
+    assert namespace.list("deployments") == ["deployment.apps/tiny-box.edge", "deployment.apps/tiny-core"]
+    assert infer(namespace) == infer(namespace, "tiny-edges") == ["200"]
+    at_edge = Clients(namespace, 600, service="tiny-edges")
+    try:
+        run("kubectl", "delete", "pods", "-l", "earlyexit.dev/pool=core", "-n", namespace.name, "--timeout=60s")
+        namespace.eventually("another core", lambda: infer(namespace) == ["200"])
+    finally:
+        answers = at_edge.stop()
+    assert set(answers) == {"200"} and len(answers) > 100
+
+
 def test_deleting_a_service_leaves_no_child(namespace: Namespace, good: str) -> None:
     namespace.apply(manifest(good))
     namespace.eventually("the service to be ready", lambda: ready(namespace))

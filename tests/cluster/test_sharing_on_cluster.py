@@ -1,5 +1,5 @@
-"""Three services in the worker of one pool, on a real node: each answers at its own address; one has its plan refused,
-one is removed, and the others lose nothing; another worker takes all of them over."""
+"""Services in the worker of one pool, on a real node, each at its own address: one has a corrupt bundle, one has its
+plan refused, one leaves memory and is removed, and the others lose nothing; another worker takes them over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kube import Clients, Namespace, manifest, resources, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200, func_only=True)]
 
-NAMES = ("one", "two", "three")
+NAMES, CORRUPT = ("one", "two", "three"), "corrupt"
 
 
 def write_bundle(folder: Path, name: str, *, seed: int) -> None:
@@ -29,8 +29,9 @@ def claim(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """A claim with the bundles of all services."""
     folder = tmp_path_factory.mktemp("shared")
     folder.chmod(0o755)
-    for seed, name in enumerate(NAMES):
+    for seed, name in enumerate((*NAMES, CORRUPT)):
         write_bundle(folder, name, seed=seed)
+    (folder / CORRUPT / "ramps.safetensors").write_bytes(b"something else")
     volume = f"bundles-{namespace.name}"
     common = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
     spec = common | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder), "type": "Directory"}}
@@ -54,10 +55,10 @@ def pool() -> dict[str, Any]:
     }
 
 
-def shared(name: str, **spec: Any) -> dict[str, Any]:
+def shared(name: str, *, sharing: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
     made = manifest("unused", **spec)
     made["metadata"]["name"] = name
-    made["spec"] |= {"model": {"uri": f"pvc://bundles/{name}"}, "sharing": {"pool": "shared"}}
+    made["spec"] |= {"model": {"uri": f"pvc://bundles/{name}"}, "sharing": {"pool": "shared", **(sharing or {})}}
     del made["spec"]["worker"]
     return made
 
@@ -68,16 +69,25 @@ def is_ready(namespace: Namespace, name: str) -> bool:
     )
 
 
+def serving_as(namespace: Namespace, name: str, reason: str) -> dict[str, Any]:
+    """What Ready says, if it says so for this reason."""
+    told = namespace.condition(name, "Ready")
+    return told if told.get("reason") == reason else {}
+
+
 def restarts(namespace: Namespace) -> list[int]:
     pods = json.loads(run("kubectl", "get", "pods", "-n", namespace.name, "-o", "json"))["items"]
     return [status["restartCount"] for pod in pods for status in pod["status"].get("containerStatuses", ())]
 
 
-def test_three_services_share_a_worker_and_what_happens_to_one_is_its_own(namespace: Namespace, claim: str) -> None:
+def test_services_share_a_worker_and_what_happens_to_one_is_its_own(namespace: Namespace, claim: str) -> None:
     namespace.apply(pool())
-    for name in NAMES:
+    for name in ("one", "two", CORRUPT):
         namespace.apply(shared(name))
+    namespace.apply(shared("three", sharing={"unloadAfterSeconds": 10}))
     namespace.eventually("the services to be ready", lambda: all(is_ready(namespace, name) for name in NAMES))
+    refused = namespace.eventually("the corrupt one to be told", lambda: namespace.condition(CORRUPT, "Stalled"))
+    assert refused["reason"] == "InvalidBundle" and "ramps.safetensors" in refused["message"]
     assert namespace.list("deployments") == ["deployment.apps/shared-workers"]
     assert restarts(namespace) == [0]
     for name in NAMES:
@@ -96,6 +106,10 @@ def test_three_services_share_a_worker_and_what_happens_to_one_is_its_own(namesp
         finally:
             answers_of_two = driving.stop()
         assert set(answers_of_two) == {"200"}
+        told = namespace.eventually("three out of memory", lambda: serving_as(namespace, "three", "Unloaded"))
+        assert told["status"] == "True"
+        assert Clients(namespace, 0, service="three", model="three").end() == ["200"]
+        namespace.eventually("three in memory again", lambda: serving_as(namespace, "three", "Serving"))
         run("kubectl", "delete", "earlyexitservice", "three", "-n", namespace.name, "--timeout=60s")
         namespace.eventually(
             "three to have left the pool",

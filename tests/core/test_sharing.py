@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.sharing import WINDOW_SECONDS, Claim, Held, Popularity, Shares, evicted, next_turn
+from offramp_core.sharing import WINDOW_SECONDS, Claim, Held, Popularity, Shares, Turn, evicted, next_turn
 from offramp_core.sharing.turns import NEARLY_FULL
 
 LONGEST = 0.05  # seconds of a batch in these simulations
@@ -115,14 +115,21 @@ def test_the_first_of_a_long_queue_is_no_sooner_due_than_what_has_just_come_to_o
 
 
 def test_a_flood_of_less_than_the_executor_can_do_is_late_by_what_the_others_leave_to_it() -> None:
-    """The others take half of the time; what comes of the flood in 100 ms takes 60, which the others leave in 200."""
+    """The others take half of the time; what comes of the flood in 100 ms takes 30, which the others leave in 100."""
     weights = {"flood": 1.0, "a": 1.0, "b": 1.0}
     shares = Shares(weights, {"flood": 0.1, "a": 0.125, "b": 0.125})
-    flood, other = Claim(due=0.95, behind=0.06), Claim(due=1.05)
+    flood, other = Claim(due=0.95, behind=0.03), Claim(due=1.05)
     assert shares.level(now=1.0) == math.inf, "nobody has had too much yet"
     assert next_turn({"flood": flood, "a": other}, shares, now=0.0) == "a"
     alone = Shares(weights, {"flood": 0.1})
     assert next_turn({"flood": flood, "a": other}, alone, now=0.0) == "flood", "it could have four fifths of the time"
+
+
+def test_batches_of_a_queue_that_the_others_leave_no_time_for_are_as_short_as_those_of_who_had_too_much() -> None:
+    shares = Shares({"flood": 1.0, "other": 1.0}, {"flood": 0.01, "other": 0.2})
+    turns = [shares.turn_of("flood", now=0.0, others_wait=True, behind=each) for each in (0.0, 0.01, 0.03)]
+    assert turns == [Turn.QUANTUM, Turn.QUANTUM, Turn.SURPLUS]
+    assert Shares({"flood": 1.0}).turn_of("flood", now=0.0, others_wait=False, behind=9.0) is Turn.ALONE
 
 
 def test_a_long_queue_does_not_keep_a_model_from_what_it_is_guaranteed() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import bundles
@@ -169,6 +171,52 @@ def test_time_in_which_nobody_asks_counts_for_nobody(clock: Clock) -> None:
     assert executor.begin({"a": Claim(1.0)}) == "a"
     executor.give("a", asked={})
     assert executor.seconds == {"a": pytest.approx(0.004), "b": pytest.approx(0.004)}
+
+
+def test_time_in_which_requests_are_read_counts_for_those_whose_requests_they_are(clock: Clock) -> None:
+    executor, asks = SharedExecutor(dict.fromkeys(("flood", "other", "third"), 1.0), clock=clock), {"other": Claim(1.0)}
+    assert executor.begin(asks) == "other"
+    executor.read("third")  # in another thread, while a batch runs
+    executor.give("other", asked=asks)
+    for name, seconds in (("flood", 0.002), ("other", 0.003), ("flood", 0.001)):
+        executor.read(name)
+        clock.now += seconds
+    assert executor.begin(asks) == "other"
+    clock.now += 0.01
+    executor.give("other", asked=asks)
+    clock.now += 0.002
+    assert executor.begin(asks) == "other", "what read nothing counts for who is next"
+    executor.give("other", asked={})
+    assert executor.seconds == {"flood": pytest.approx(0.003), "other": pytest.approx(0.015), "third": 0.0}
+
+
+ROW, READ = 0.003, 0.00025  # seconds
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_others_hardly_wait_for_a_flood_that_is_read_and_refused(clock: Clock, seed: int) -> None:
+    """Twelve models by Zipf's popularity; the first one, with half of the shares, asks for twice the executor."""
+    weights = {f"m{i}": 1 / (i + 1) for i in range(12)}
+    rates = {name: 50 * weight for name, weight in weights.items()} | {"m0": 800.0}
+    executor, rng = SharedExecutor(weights, clock=clock), random.Random(seed)
+    coming = sorted((rng.uniform(0, 4), name) for name, rate in rates.items() for _ in range(int(4 * rate)))
+    queues, waits = {name: deque[float]() for name in weights}, list[float]()
+
+    def asked() -> dict[str, Claim]:
+        return {n: Claim(q[0] + 0.05, ROW, behind=ROW * (len(q) - 1)) for n, q in queues.items() if q}
+
+    for t, name in coming:
+        while clock.now < t and (chosen := executor.begin(asked())) is not None:
+            clock.now += ROW
+            came = queues[chosen].popleft()
+            waits += [clock.now - came] if chosen != "m0" else []
+            executor.give(chosen, asked=asked())
+        clock.now = max(clock.now, t)
+        executor.read(name)
+        clock.now += READ
+        if len(queues[name]) < 12:
+            queues[name].append(t)
+    assert sorted(waits)[int(0.95 * len(waits))] < 5 * ROW
 
 
 def test_who_asks_again_before_its_turn_ends_has_its_share_though_its_batches_are_short(clock: Clock) -> None:

@@ -30,6 +30,8 @@ SPARE = 0.5
 QUANTUM_SECONDS, QUANTUM_DEARER = 0.02, 1.1
 #: The same of a model that takes too much.
 SURPLUS_SECONDS, SURPLUS_DEARER = 0.004, 1.2
+#: How long what waits of a model takes at its rate before its batches are that short too.
+LONG_QUEUE_SECONDS = 0.1
 _FORGOTTEN_SECONDS = 1e-4
 
 
@@ -40,7 +42,7 @@ class Turn(Enum):
     ALONE = "alone"
     #: Others use it.
     QUANTUM = "quantum"
-    #: They do, and the model takes too much.
+    #: They do, and the model takes too much, or asks for it.
     SURPLUS = "surplus"
 
     def rows(self, seconds: Sequence[float]) -> int:
@@ -69,8 +71,8 @@ class Claim:
         return self.due - self.seconds
 
     def last(self, *, rate: float) -> float:
-        """Later by what waits ``behind`` it takes at this ``rate``, which is the model's part of the executor, but not
-        so late that it is of no use."""
+        """Later by what waits ``behind`` it takes at this ``rate``, a part of the executor, but not so late that it is
+        of no use."""
         return max(self.first, min(self.first + self.behind / rate, self.expires - self.seconds))
 
 
@@ -120,20 +122,26 @@ class Shares:
         return self.used.get(name, 0.0) < self._guaranteed(name) * sum(self.used.values())
 
     def rate(self, name: str, *, now: float) -> float:
-        """The part of the executor that a model may have: what the others leave of late, or what it is guaranteed."""
+        """Half of the executor's part that a model may have: what the others leave of late, or what it is guaranteed.
+
+        Half, since what waits in a queue that is served at all of it has waited as long as what is behind it takes: it
+        would be as urgent as what has just come to others.
+        """
         others = (sum(self.used.values()) - self.used.get(name, 0.0)) * self._left(now) / WINDOW_SECONDS
-        return max(self._guaranteed(name), NEARLY_FULL - others)
+        return max(self._guaranteed(name), NEARLY_FULL - others) / 2
 
     def idles(self, *, now: float) -> bool:
         """Whether the executor has mostly been idle of late."""
         return sum(self.used.values()) * self._left(now) <= SPARE * WINDOW_SECONDS
 
-    def turn_of(self, name: str, *, now: float, others_wait: bool) -> Turn:
-        """What a batch of a model may take. Who has used the executor of late may come back while the batch runs, and
-        then waits for it."""
+    def turn_of(self, name: str, *, now: float, others_wait: bool, behind: float = 0.0) -> Turn:
+        """What a batch of a model may take that has so many seconds of work ``behind`` its first row. Who has used the
+        executor of late may come back while the batch runs, and then waits for it."""
         if not (others_wait or self.used.keys() - {name}):
             return Turn.ALONE
-        return Turn.SURPLUS if self.of(name, now=now) > self.level(now=now) else Turn.QUANTUM
+        too_much = self.of(name, now=now) > self.level(now=now)
+        grows = behind > LONG_QUEUE_SECONDS * self.rate(name, now=now)
+        return Turn.SURPLUS if too_much or grows else Turn.QUANTUM
 
     def _guaranteed(self, name: str) -> float:
         return NEARLY_FULL * self.weights[name] / sum(self.weights.values())
@@ -146,8 +154,8 @@ def next_turn(claims: Mapping[str, Claim], shares: Shares, *, now: float) -> str
     """Whose batch runs next, of the models that have work; there must be one.
 
     Of those that do not take too much the one with the least slack: the earliest due, less the time that it takes, and
-    later by the time that what waits behind it takes at the rate that the others leave to the model. The first of a
-    queue that grows faster than that comes after what has just come to the others: a flood does not pass them before it
+    later by the time that what waits behind it takes at half of the rate that the others leave to the model. The first
+    of a queue that grows, or stays, comes after what has just come to the others: a flood does not pass them before it
     is known by what it has had. What waits behind does not count against who has had less than it is guaranteed. If all
     take too much, the one that has had the least for its share.
 

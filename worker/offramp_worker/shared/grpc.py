@@ -38,6 +38,7 @@ class SharedInferenceService(Methods):
     async def model_infer(self, request: Message, context: Context) -> Message:
         model = await self._model(request.model_name, context)
         model.asked()
+        self._repository.executor.read(model.name)
         self._repository.bodies.take(size := request.ByteSize())  # counted as come in; gRPC bounds its messages itself
         self._repository.bodies.give(size)
         while not model.ready:  # it may leave again before this call goes on

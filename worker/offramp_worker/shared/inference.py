@@ -53,6 +53,7 @@ class SharedInference:
             reply(self.refusals.refusal(404, unknown(name, self._repository)))
             return None
         model.asked()
+        self._repository.executor.read(model.name)
         routed = Routed(model, reply)
         if model.ready:
             self._hand(routed, path, headers, body)

@@ -40,9 +40,11 @@ class SharedExecutor:
         #: Called, from any thread, once the event loop may ask again.
         self.on_free: Callable[[], None] = lambda: None
         self._holder: str | None = None
-        self._since = 0.0
-        #: Since when the event loop reads and replies though requests wait: that counts for whoever is next.
+        self._since = self._behind = 0.0  # since when it runs, and what waits behind what it runs
+        #: Since when the event loop reads and refuses though requests wait, and for whom. Where that is for nobody yet,
+        #: the time counts for whoever is next.
         self._between: float | None = None
+        self._reader: str | None = None
         #: How long each engine has had the executor.
         self.seconds = dict.fromkeys(weights, 0.0)
 
@@ -56,17 +58,24 @@ class SharedExecutor:
             self._shares = replace(self._shares, weights={**self._shares.weights, name: weight})
             self.seconds.setdefault(name, 0.0)
 
+    def read(self, name: str) -> None:
+        """The event loop has a request for this engine, and does what it takes to admit or refuse it."""
+        with self._lock:
+            if self._between is not None:
+                self._read_on()
+                self._reader = name
+
     def turn_of(self, name: str) -> Turn:
         """What a batch of this engine, which has the turn, may take."""
         with self._lock:
             others_wait = any(other != name for other in (*self._waiting, *self._asked))
-            return self._shares.turn_of(name, now=self._clock(), others_wait=others_wait)
+            return self._shares.turn_of(name, now=self._clock(), others_wait=others_wait, behind=self._behind)
 
     def take(self, name: str, claim: Claim) -> None:
         """Wait for a turn. Whom the event loop asks for may come first though nobody runs at the moment."""
         with self._lock:
             if self._holder is None and not self._asked:
-                self._grant(name)
+                self._grant(name, claim)
                 return
             granted = self._join(name, claim)
             loops = self._holder is None and self._loop_is_next()
@@ -89,7 +98,7 @@ class SharedExecutor:
         with self._lock:
             if self._holder is not None or self._asked or not self._shares.idles(now=self._clock()):
                 return False
-            self._grant(name)
+            self._grant(name, AT_ONCE)
             return True
 
     def begin(self, asked: Mapping[str, Claim]) -> str | None:
@@ -99,14 +108,14 @@ class SharedExecutor:
             self._asked = asked
             if self._holder is not None:
                 return None
+            self._read_on()
+            since, self._between = self._between, None
             chosen = self._chosen()
-            if chosen is not None and not self._wakes(chosen):
-                since, self._between = self._between, None
-                self._grant(chosen)
-                self._since = self._since if since is None else since
-                return chosen
-            self._between = None
-            return None
+            if chosen is None or self._wakes(chosen):
+                return None
+            self._grant(chosen, asked[chosen])
+            self._since = self._since if since is None else since
+            return chosen
 
     def give(self, name: str, *, asked: Mapping[str, Claim] | None = None) -> None:
         """The turn is over: the next one begins. ``asked``: for whom the event loop, whose turn it was, asks now."""
@@ -120,13 +129,23 @@ class SharedExecutor:
     def _end(self, name: str) -> bool:
         """Whether the event loop is next."""
         now = self._clock()
-        self.seconds[name] += now - self._since
-        self._shares = self._shares.after(name, now - self._since, now=now)
+        self._count(name, now - self._since, now)
         self._holder, self._between = None, None
         if not self._loop_is_next():
             return False
-        self._between = now
+        self._between, self._reader = now, None
         return True
+
+    def _read_on(self) -> None:
+        """What the event loop did until now counts for whose request it was."""
+        if self._between is not None and self._reader is not None:
+            now = self._clock()
+            self._count(self._reader, now - self._between, now)
+            self._between = now
+
+    def _count(self, name: str, seconds: float, now: float) -> None:
+        self.seconds[name] += seconds
+        self._shares = self._shares.after(name, seconds, now=now)
 
     def _join(self, name: str, claim: Claim) -> threading.Event:
         """Wait in line; what tells that the turn has come."""
@@ -150,15 +169,15 @@ class SharedExecutor:
         line = self._waiting.get(name)
         if not line or (name in self._asked and self._asked[name].due <= line[0].claim.due):
             return False
-        granted = line.popleft().granted
+        first = line.popleft()
         if not line:
             del self._waiting[name]
-        self._grant(name)
-        granted.set()
+        self._grant(name, first.claim)
+        first.granted.set()
         return True
 
-    def _grant(self, name: str) -> None:
-        self._holder, self._since, self._between = name, self._clock(), None
+    def _grant(self, name: str, claim: Claim) -> None:
+        self._holder, self._since, self._behind, self._between = name, self._clock(), claim.behind, None
 
 
 class SharedTurn:
