@@ -35,7 +35,8 @@ CLASSES = {  # of requests, and their prompts
     "smollm2": {"prose": "wikitext", "code": "code"},
 }
 BUNDLES = {"stories": stories_bundle, "smollm2": smollm2_bundle}
-PATTERNS = {"gsm8k-shots": r"#### (-?[0-9.,]+)", "sst2": r"(positive|negative)"}  # of what is compared in an answer
+NUMBER = r"-?\d[\d,]*(?:\.\d+)?"  # the last one: SmolLM2 ends three of eight answers with #### as it is shown
+PATTERNS = {"gsm8k-shots": NUMBER, "sst2": r"(positive|negative)"}  # of what is compared in an answer
 STOPS = {"gsm8k-shots": "\n\n"}  # before the next question
 
 
