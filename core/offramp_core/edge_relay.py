@@ -30,6 +30,11 @@ HELD_UP, FACTOR = 3, 2.0  # longer ones in a row; to the weight with each more, 
 FLOOR = 1e-4  # seconds, of what is expected: a mean of nothing could not rise
 EXPLORING = 0.005  # of all time goes to trying the slower way
 SOON, SOON_TRIES = 4, 6  # requests until a box that was held up is tried again, twice as many each time; so often
+START_TRIES, START_FACTOR = 3, 4.0  # of one that may have been held up from its start; first after SOON times its own
+#: While one way takes so many times as long as the other one, so many requests go the sooner one without asking, and
+#: one in so many of them is learned from.
+FAR, UNASKED, LEARNED = 1.1, 32, 8
+LEFT: tuple[By, By] = ("Edge", "Core")
 MOST_LOST = 2.0  # seconds that a try is taken to cost and to owe: 800 s of the other way at most go by before one
 
 
@@ -83,8 +88,10 @@ class Ways:
     core: Mean = field(default_factory=Mean)
     #: Seconds of the way in use since the other one was tried; below 0 while what that took is not earned yet.
     avoided: float = 0.0
-    #: How often the edge, which was left since it was held up, may still be tried soon.
+    #: How often the edge, which was left since it was held up, or may have been from its start, may still be tried
+    #: soon; and what is to be avoided until then.
     soon: int = 0
+    pause: float = 0.0
 
     def by(self, size: int, waiting: Waiting, uplink: Uplink) -> By:
         """Who answers a request of so many bytes."""
@@ -95,32 +102,48 @@ class Ways:
         if not self.core.known and (self.core.n < CONNECTS or there < LONGEST * here):
             return "Core" if least < here else "Edge"
         best = self._usual(here, there)
-        if not self._due(here, there) or (best == "Edge" and least >= here):
+        if not self._due(here, there, waiting) or (best == "Edge" and least >= here):
             return best
         return "Edge" if best == "Core" else "Core"
 
-    def after(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
+    def settled(self, by: By, size: int, uplink: Uplink) -> float | None:
+        """Whether the next requests of this size, with nobody in line, may go the same way without asking again, since
+        the other one takes :data:`FAR` times as long: seconds below which one of them says nothing new, else None."""
+        known = self.edge.known and (by == "Edge" or self.core.known)
+        if not known or by != self.by(size, Waiting(), uplink):
+            return None
+        here, there = self._seconds(size, Waiting(), uplink)
+        if self.core.n < CONNECTS:  # what the uplink alone takes would be more
+            return LONGEST * max(FLOOR, here) if self._least(size, Waiting(), uplink) >= here else None
+        mine, other = (here, there) if by == "Edge" else (there, here)
+        return LONGEST * max(FLOOR, mine) if other >= FAR * mine else None
+
+    def after(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink, requests: int = 1) -> Ways:
         """With the seconds that one request took, and the next one had to wait for it; ``waiting`` is what was in line
-        when it came."""
+        when it came. It stands for so many ``requests``."""
         here, there = self._seconds(size, waiting, uplink)
         usual = self._usual(here, there)
         weight = WEIGHT if by == usual else AGAIN_WEIGHT
         much_sooner = seconds < (here if by == "Edge" else there) / LONGEST  # than it was: the next one tries it again
-        avoided = self.avoided + min(here, there) if by == usual else self.avoided if much_sooner else 0.0
+        earned = requests * min(here, there)
+        avoided = self.avoided + earned if by == usual else self.avoided if much_sooner else 0.0
         if by == "Core" != usual and self.core.known:
             avoided -= _owed(seconds - there)
-        if by == "Edge" and usual == "Core" and self.soon and seconds >= here:  # it is still held up: nothing new
-            tried = self._due(here, there)  # or it was in line when the box was left
-            return replace(self, avoided=0.0, soon=self.soon - 1) if tried else self
+        tried = by == "Edge" and usual == "Core" and self.soon > 0
+        if tried and seconds >= here:  # it is still held up: nothing new; or it was in line when the box was left
+            return self._later() if self._due(here, there, waiting) else self
         edge, core, sending = self.edge, self.core, _sending(size, waiting, uplink)
         if by == "Edge":
             edge = edge.after(seconds / (1.0 + waiting.at_edge), weight=weight)
         else:
             core = core.after(max(0.0, seconds - sending), weight=weight, beside=sending)
-        now = Ways(edge, core, avoided, self.soon)
-        before, since = (w._usual(*w._seconds(size, Waiting(), uplink)) for w in (self, now))
-        left = (before, since) == ("Edge", "Core")
-        return replace(now, avoided=0.0, soon=SOON_TRIES if edge.longer else 0) if left else now
+        now = Ways(edge, core, avoided, self.soon, self.pause)
+        if tried and not (much_sooner or self.edge.longer):
+            now = now._later()
+        seen, idle = now._seconds(size, Waiting(), uplink), self._seconds(size, Waiting(), uplink)
+        if now.edge.known and (self._usual(*idle), now._usual(*seen)) == LEFT:
+            return now._left(*seen, first=not self.core.known)
+        return now
 
     def at_least(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
         """With one that had no answer after so many seconds. That says something where an answer was expected before,
@@ -135,9 +158,20 @@ class Ways:
         here, there = self._seconds(size, waiting, uplink)
         return there if self.core.known else max(here, self._least(size, waiting, uplink))
 
-    def _due(self, here: float, there: float) -> bool:
-        """Whether the way that is not in use may be tried again. What holds a box up often ends soon."""
-        if self.soon and there < here and self.avoided >= SOON * 2 ** (SOON_TRIES - self.soon) * there:
+    def _left(self, here: float, there: float, *, first: bool) -> Ways:
+        """The edge is left. What holds a box up often ends soon."""
+        if self.edge.longer:
+            return replace(self, avoided=0.0, soon=SOON_TRIES, pause=SOON * there)
+        return replace(self, avoided=0.0, soon=START_TRIES if first else 0, pause=SOON * here)
+
+    def _later(self) -> Ways:
+        """The edge was tried, and is still held up."""
+        factor = FACTOR if self.edge.longer else START_FACTOR
+        return replace(self, avoided=0.0, soon=self.soon - 1, pause=self.pause * factor)
+
+    def _due(self, here: float, there: float, waiting: Waiting) -> bool:
+        """Whether the way that is not in use may be tried again."""
+        if self.soon and there < here and not waiting.at_edge and self.avoided >= self.pause:
             return True
         return self.avoided * EXPLORING >= min(MOST_LOST, abs(there - here))
 

@@ -149,6 +149,36 @@ def test_where_the_core_is_sooner_requests_go_there_as_they_came_and_get_the_sam
     with_edge(bundle_dir, url(core), tmp_path, story)
 
 
+def test_where_one_way_is_the_sooner_one_by_far_few_requests_are_learned_from_and_slow_ones_always(
+    bundle_dir: Path, core: WorkerProcess, tmp_path: Path
+) -> None:
+    x = bundles.inputs(1, seed=5)
+
+    async def story(edge: Edge) -> None:
+        await edge.warm(np.repeat(x, FIRST, axis=0))
+        looked, judged = 0, edge.relay._judged
+
+        def waits() -> float:
+            nonlocal looked
+            looked += 1
+            return 0.0
+
+        def slowly(*of: Any) -> Any:
+            edge.now += 5.0
+            return judged(*of)
+
+        edge.relay._waited = waits
+        for _ in range(60):
+            await edge.ask(x)
+        assert edge.relayed == 60 and looked < 60, "once behind each reply and once before the next request"
+        edge.relay._judged = slowly  # type: ignore[method-assign]
+        for _ in range(30):
+            await edge.ask(x)
+        assert edge.relayed < 60 + 15
+
+    with_edge(bundle_dir, url(core), tmp_path, story)
+
+
 def test_a_box_whose_requests_wait_before_they_are_read_hands_on(
     bundle_dir: Path, core: WorkerProcess, tmp_path: Path
 ) -> None:

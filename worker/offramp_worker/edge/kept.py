@@ -82,6 +82,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        transport.set_write_buffer_limits(high=0)  # uvloop then sends at once, as on the public port
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost(self)

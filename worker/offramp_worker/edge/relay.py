@@ -10,13 +10,15 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
+from random import random
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import orjson
 
-from offramp_core.edge_relay import By, Waiting, Ways
+from offramp_core.edge_relay import LEARNED, UNASKED, By, Waiting, Ways
 from offramp_core.plan import Plan
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.load import row_bytes
@@ -39,6 +41,7 @@ REPLY_BYTES, ROW_BYTES = 65536, 512  # of a reply and of each of its rows, beyon
 SOON_SECONDS = 0.1  # after a request: who comes later does not wait for what it took
 REST_SECONDS, MOST_FAILURES = 1.0, 7  # after one that the core did not answer; twice as long each time, so often
 OK, BAD_REQUEST = 200, 400
+NOBODY = Waiting()
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +58,10 @@ class _Request:
     by: By
     inner: Any = None
     over: bool = False
+    #: Answered below so many seconds it says nothing new; 0 of one that is learned from.
+    usual: float = 0.0
+    #: How many it stands for.
+    requests: int = 1
     #: The core has called it malformed.
     malformed: bool = False
 
@@ -69,6 +76,17 @@ class _Ended(NamedTuple):
     rows: int
     size: int
     waiting: Waiting
+    requests: int
+
+
+@dataclass(slots=True)
+class _Settled:
+    """Requests like the last one go ``by`` one way without asking, so many more of them."""
+
+    by: By
+    like: tuple[int, int]  # rows and bytes
+    usual: float
+    left: int = UNASKED
 
 
 class Relay:
@@ -88,11 +106,14 @@ class Relay:
         self._waited = waited or ProcessorWait()
         self.refusals = inference.refusals
         self._ways: dict[int, Ways] = {}  # by the size of requests: rows, as a power of two
+        self._settled: _Settled | None = None
         self._last: _Ended | None = None  # it is learned from once it is known how long the next one waits for it
         self._rows_here, self._bytes_out = 0, 0
         self._sent_until = 0.0  # when all of them have gone up, at the uplink's rate
         self._failures, self._failed_at, self._rests_until = 0, -math.inf, -math.inf
         self._kept: KeptConnections | None = None
+        self._asked: tuple[Any, bytes, int] = (), b"", 0  # of the last request: what it came with, its words, its rows
+        self._head: tuple[Any, bytes] = (), b""  # of the request that was handed on last, and what it follows from
 
     @property
     def max_body_bytes(self) -> int:
@@ -105,15 +126,12 @@ class Relay:
         engine, edge = self._worker.engine, self._worker.edge
         if engine is None or edge is None or edge.residue != "Auto" or edge.link.away:
             return self._inference.answer(path, headers, body, reply)
-        plan, rows = self._plan(engine), _rows(engine, path, headers, body)
+        plan, rows = self._plan(engine), self._rows(engine, path, headers, body)
         if plan is None or not rows:
             return self._inference.answer(path, headers, body, reply)
-        now = self._clock()
-        going_up = int(max(0.0, self._sent_until - now) * edge.link.uplink.bytes_per_second)
-        waiting = Waiting(self._rows_here / rows, min(self._bytes_out, going_up))
-        by = self._by(edge, rows, len(body), waiting, now)
-        request = _Request(path, headers, body, reply, rows, now, waiting, by)
-        if by == "Edge":
+        request = _Request(path, headers, body, reply, rows, self._clock(), NOBODY, "Edge")
+        self._decide(request, edge)
+        if request.by == "Edge":
             self._here(request)
         else:
             self._hand_on(request, engine, edge, plan)
@@ -135,6 +153,26 @@ class Relay:
         else:
             gone()
 
+    def _decide(self, request: _Request, edge: Edge) -> None:
+        """Who answers, and whether it is learned from. One that takes unusually long always is."""
+        settled, rows, size = self._settled, request.rows, len(request.body)
+        alone = not self._rows_here and not self._bytes_out
+        if settled is not None and settled.left and settled.like == (rows, size) and alone:
+            settled.left -= 1
+            request.by = settled.by
+            if LEARNED * random() < 1.0:  # noqa: S311 - no secret; nothing that repeats may decide which ones
+                request.requests = LEARNED
+            else:
+                request.usual = settled.usual
+            return
+        going_up = int(max(0.0, self._sent_until - request.began) * edge.link.uplink.bytes_per_second)
+        request.waiting = Waiting(self._rows_here / rows, min(self._bytes_out, going_up))
+        request.by = self._by(edge, rows, size, request.waiting, request.began)
+        ways = self._ways.get(rows.bit_length(), Ways())
+        known = alone and not self._failures
+        usual = ways.settled(request.by, size, edge.link.uplink) if known else None
+        self._settled = None if usual is None else _Settled(request.by, (rows, size), usual)
+
     def _plan(self, engine: Engine) -> Plan | None:
         """The plan in force, if the core may answer in its place. Without exits every row is needed here for records,
         and a canary needs its batches; the core does not know which slices and classes were stopped here, or who gives
@@ -143,6 +181,15 @@ class Relay:
         runtime = engine.arms.without_canary(active)
         bound = runtime.exits_off or runtime.stopped or runtime.stopped_classes or active.canary is not None
         return None if bound or settings.always_in_time or settings.feedback_rows else runtime.plan
+
+    def _rows(self, engine: Engine, path: str, headers: Headers, body: bytes | bytearray) -> int:
+        """As :func:`_rows`, which need not look twice at the same words for the same model."""
+        of, (before, asked, rows) = (engine.bundle.manifest, path, headers, len(body)), self._asked
+        if before != of or not body.startswith(asked):
+            rows = _rows(engine, path, headers, body)
+            words = bytes(body[: int(dict(headers)[LENGTH])]) if rows else b""
+            self._asked = of if rows else (), words, rows
+        return rows
 
     def _by(self, edge: Edge, rows: int, size: int, waiting: Waiting, now: float) -> By:
         known = self._ways.get(rows.bit_length(), Ways())
@@ -161,7 +208,8 @@ class Relay:
 
     def _here(self, request: _Request) -> None:
         request.by, request.began = "Edge", self._clock()
-        request.waiting = replace(request.waiting, at_edge=self._rows_here / request.rows)
+        if self._rows_here:
+            request.waiting = replace(request.waiting, at_edge=self._rows_here / request.rows)
         self._rows_here += request.rows
 
         def answered(response: Response) -> None:
@@ -180,11 +228,15 @@ class Relay:
     def _learn(self, request: _Request, *, answered: bool) -> None:
         """From the time until the answer, or until nobody waited for one any more, and what the next one waits for
         it."""
-        if self._last is not None:
-            self._learn_from(self._last, waited=0.0)
         now, size = self._clock(), len(request.body)
         took = now - request.began
-        self._last = _Ended(now, took, answered, request.by, request.rows, size, request.waiting)
+        if answered and took < request.usual:
+            return
+        if request.usual:
+            self._settled, request.usual = None, 0.0
+        if self._last is not None:
+            self._learn_from(self._last, waited=0.0)
+        self._last = _Ended(now, took, answered, request.by, request.rows, size, request.waiting, request.requests)
         self._waited()
 
     def _next_has_come(self, last: _Ended) -> None:
@@ -196,21 +248,18 @@ class Relay:
         self._last, edge, known = None, self._worker.edge, last.rows.bit_length()
         if edge is not None:
             ways = self._ways.get(known, Ways())
-            learn, uplink = ways.after if last.answered else ways.at_least, edge.link.uplink
-            seconds = last.took + waited
+            learn = partial(ways.after, requests=last.requests) if last.answered else ways.at_least
+            seconds, uplink = last.took + waited, edge.link.uplink
             self._ways[known] = learn(last.by, seconds, size=last.size, waiting=last.waiting, uplink=uplink)
 
     # --- by the core --------------------------------------------------------------------------------
 
     def _hand_on(self, request: _Request, engine: Engine, edge: Edge, plan: Plan) -> None:
-        manifest, kept, size = engine.bundle.manifest, self._connections(edge), len(request.body)
-        named = {
-            DIGEST_HEADER: manifest.backbone_digest,
-            RAMPS_HEADER: manifest.ramp_set_digest,
-            PLAN_HEADER: plan.content_hash,
-            **{n.decode(): value.decode("latin-1") for n, value in request.headers if n in PASSED_ON},
-        }
-        head = kept.head(_path(engine), named, length=size)
+        kept, size = self._connections(edge), len(request.body)
+        of = (engine.bundle.manifest, plan, size, *(header for header in request.headers if header[0] in PASSED_ON))
+        if self._head[0] != of:
+            self._head = of, _head(kept, engine, plan, request)
+        head = self._head[1]
         most = REPLY_BYTES + request.rows * (ROW_BYTES + 64 * engine.task.width)
         self._bytes_out += size
         uplink, ways = edge.link.uplink, self._ways.get(request.rows.bit_length(), Ways())
@@ -241,7 +290,7 @@ class Relay:
 
     def _rest(self, request: _Request) -> None:
         """The core does not answer: others that were on their way by then do not fare better, and count as one."""
-        now = self._clock()
+        now, self._settled = self._clock(), None
         self._failures = max(1, min(MOST_FAILURES, self._failures + (request.began >= self._failed_at)))
         self._failed_at = now
         self._rests_until = now + REST_SECONDS * 2.0 ** (self._failures - 1)
@@ -249,21 +298,33 @@ class Relay:
     def _came_back(self, request: _Request, answered: Answered | None) -> None:
         self._learn(request, answered=answered is not None)
         if answered is None:
+            request.requests = 1
             self._here(request)
             return
         request.over = True
         took, metrics = self._clock() - request.began, self._worker.metrics
-        metrics.relayed.inc()
-        metrics.core_bytes.inc(len(request.body))
-        metrics.core_seconds.observe(took)
-        metrics.answered(took, objective=self._worker.settings.latency_seconds)
-        metrics.responses("rest", str(OK)).inc()
         names = [
             (name.encode(), answered.headers[name].encode("latin-1"))
             for name in PASSED_BACK
             if name in answered.headers
         ]
-        request.reply(Response(OK, bytes(answered.body), names))
+        request.reply(Response(OK, bytes(answered.body), names))  # what is counted keeps nobody waiting
+        metrics.relayed.inc()
+        metrics.core_bytes.inc(len(request.body))
+        metrics.core_seconds.observe(took)
+        metrics.answered(took, objective=self._worker.settings.latency_seconds)
+        metrics.responses("rest", str(OK)).inc()
+
+
+def _head(kept: KeptConnections, engine: Engine, plan: Plan, request: _Request) -> bytes:
+    manifest = engine.bundle.manifest
+    named = {
+        DIGEST_HEADER: manifest.backbone_digest,
+        RAMPS_HEADER: manifest.ramp_set_digest,
+        PLAN_HEADER: plan.content_hash,
+        **{n.decode(): value.decode("latin-1") for n, value in request.headers if n in PASSED_ON},
+    }
+    return kept.head(_path(engine), named, length=len(request.body))
 
 
 def _of(engine: Engine, answered: Answered) -> bool:
