@@ -415,8 +415,8 @@ class RouteCounts:
     """What one route of generated answers did since the process started: a variant, with the draft that helps it, or
     several variants in turn.
 
-    ``tokens`` of answers that ended by themselves, their first ones apart, kept the engine busy for ``seconds``. The
-    model accepted ``accepted`` of ``proposed`` tokens of the draft.
+    ``tokens`` of answers that ended by themselves, their first ones apart, were written in ``seconds``. The model
+    accepted ``accepted`` of ``proposed`` tokens of the draft.
     """
 
     route: str

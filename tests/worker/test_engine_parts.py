@@ -424,6 +424,12 @@ def test_what_is_told_is_apart_from_what_goes_on_growing() -> None:
     assert other.freeze() == ArmCounts(3, "canary", "hash"), "counters share nothing"
 
 
+def test_a_batch_with_others_beside_it_is_judged_by_its_own_time_and_keeps_the_engine_busy_for_its_part() -> None:
+    growing = ArmCounter(3, "canary", "hash")
+    growing.count_batch(shape=BatchShape(1), seconds=0.8, slow_above=0.5, failed=False, busy=0.1)
+    assert (growing.slow_batches, growing.busy_seconds) == (1, 0.1)
+
+
 def test_the_ledger_sums_counts_by_the_names_that_they_have() -> None:
     counts = ArmCounts(
         1,

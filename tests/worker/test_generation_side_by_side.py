@@ -336,6 +336,6 @@ def test_what_a_token_took_is_learned_about_the_answers_that_were_written_beside
     first.prompt_left = 0
     for among in (2, 4, 7, 7):
         first.worked(0.25, among=among)
-    assert (first.busy, first.writing, first.beside) == (2.0, 1.0, 5)
+    assert (first.taken, first.busy, first.writing, first.beside) == (2.0, 2.0, 1.0, 5)
     dispatch.learn(first.assigned, seconds=first.writing, tokens=4, beside=first.beside)
     assert {context.load for context in set(drafts.serving()) - known} == {8}

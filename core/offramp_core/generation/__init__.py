@@ -7,6 +7,7 @@ classes.py    which classes of requests are decided about by themselves
 drafts.py     which draft proposes tokens to the reference
 levels.py     what settings of drafts have taken of late, and what trials of them may cost
 losses.py     what an answer lost against the reference's answer to the same prompt
+occupancy.py  what an answer takes of an engine that batches by itself
 stops.py      stop strings in text that comes in pieces
 turns.py      who computes next among answers that are being written and prompts that are being read
 """

@@ -1,7 +1,7 @@
 """What happened, counted in one place: series for people, counts and records for the control plane.
 
-What a classifier's engine calls a batch is one request here: an arm is drawn for it, and its time is that for which it
-kept the engine busy.
+What a classifier's engine calls a batch is one request here: an arm is drawn for it, and its time is that of its
+turns.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ class Accounts:
                 runtime.counter.drawn += int(ticket.audited)
             return
         failed = outcome is RequestOutcome.FAILED or assigned.away
-        seconds = 0.0 if assigned.away else ticket.busy  # else another variant's
+        seconds, busy = (0.0, 0.0) if assigned.away else (ticket.taken, ticket.busy)  # else another variant's
         written = max(1, len(ticket.answer.tokens))
         shape = BatchShape(1, length_class(len(ticket.prompt) + written))
         slow_above = assigned.active.slow_above(runtime, shape)
         expected = self._token_seconds * written
         exit_name = assigned.steps[ticket.step].exit
         with self.counters.lock:
-            runtime.counter.count_batch(shape=shape, seconds=seconds, slow_above=slow_above, failed=failed)
+            runtime.counter.count_batch(shape=shape, seconds=seconds, slow_above=slow_above, failed=failed, busy=busy)
             if failed:
                 return
             latency = ticket.last - ticket.admitted

@@ -216,7 +216,7 @@ class AuditDesk:
             progress = SequenceProgress(now.sequence, ended=True, error=str(error) or type(error).__name__)
         seconds = self._clock() - began
         self._credit = max(self._credit - seconds, -60.0)
-        self._spend(now.owed, seconds)
+        self._spend(now.owed, progress.busy or seconds)
         self._took(now, progress)
         return True
 

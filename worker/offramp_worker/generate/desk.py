@@ -288,7 +288,7 @@ class GenerationDesk:
             if new and not left:
                 self._line.pace = self._line.pace.wrote(new, seconds)
             for ticket, one in zip(tickets, progress, strict=True):
-                ticket.worked(one.seconds or seconds / len(tickets), among=len(tickets), mixed=mixed)
+                ticket.worked(one.seconds or seconds / len(tickets), among=len(tickets), mixed=mixed, busy=one.busy)
                 self._took(ticket, one, pieces)
             if left:
                 read = left - sum(t.prompt_left for t in tickets)

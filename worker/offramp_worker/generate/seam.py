@@ -149,8 +149,9 @@ class SequenceProgress:
     come. ``proposed`` tokens of a draft were verified in this step, ``accepted`` of them are among ``tokens``.
     ``summed``: they are of several steps, perhaps of other sequences of the route too, as the engine knows no better.
     ``seconds`` is its part of the step's time, an even share of what was computed for several in one pass; 0 where it
-    is not known. ``error`` is why this sequence cannot go on, empty otherwise: it has ended then, and the others have
-    not.
+    is not known. Of an engine that batches by itself it is all the time that passed, and ``busy`` what of the engine it
+    took meanwhile (:mod:`offramp_core.generation.occupancy`); 0 where that is ``seconds``. ``error`` is why this
+    sequence cannot go on, empty otherwise: it has ended then, and the others have not.
     """
 
     sequence: int
@@ -162,6 +163,7 @@ class SequenceProgress:
     summed: bool = False
     error: str = ""
     seconds: float = 0.0
+    busy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

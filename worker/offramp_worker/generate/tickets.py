@@ -33,8 +33,9 @@ class Ticket:
     ``admitted``, ``began``, ``first`` and ``last`` are times of the desk's clock: of admission, of the first turn, of
     the first token and of the newest (0: not yet). ``passed`` counts how often smaller ones began before it, ``waited``
     the rounds since its prompt had a turn. ``step`` is whose turn it is of the variants that are asked, ``asked`` what
-    earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's seconds,
-    ``writing`` those of them behind its prompt, in ``turns`` among ``company`` answers in all.
+    earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``taken`` the seconds of its
+    turns, ``writing`` those of them behind its prompt, in ``turns`` among ``company`` answers in all, and ``busy`` what
+    it took of the engine.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Ticket:
     step: int = 0
     asked: dict[str, Given] = field(default_factory=dict)
     kept: list[Piece] = field(default_factory=list)
+    taken: float = 0.0
     busy: float = 0.0
     writing: float = 0.0
     turns: int = 0
@@ -78,10 +80,12 @@ class Ticket:
         """Whether a draft proposes tokens of it."""
         return bool(self.assigned.route(self.step).draft)
 
-    def worked(self, seconds: float, *, among: int, mixed: bool = False) -> None:
-        """The engine was busy with it, in a turn of so many; ``mixed`` where some of them have a draft. Those are
-        computed alone, and keep the others apart: such a turn does not show what answers without one take."""
-        self.busy += seconds
+    def worked(self, seconds: float, *, among: int, mixed: bool = False, busy: float = 0.0) -> None:
+        """It was computed, in a turn of so many; ``busy`` is what it took of the engine where that is less. ``mixed``
+        where some of them have a draft. Those are computed alone, and keep the others apart: such a turn does not show
+        what answers without one take."""
+        self.taken += seconds
+        self.busy += busy or seconds
         if not self.reads and (self.drafts or not mixed):
             self.writing += seconds
             self.turns += 1

@@ -49,11 +49,19 @@ class ArmCounter:
             setattr(self, name, getattr(nothing, name))
 
     def count_batch(
-        self, *, shape: BatchShape, seconds: float, slow_above: float | None, failed: bool, timed: bool = True
+        self,
+        *,
+        shape: BatchShape,
+        seconds: float,
+        slow_above: float | None,
+        failed: bool,
+        timed: bool = True,
+        busy: float | None = None,
     ) -> None:
-        """One batch ended after ``seconds`` of execution. A failed one is neither ``timed`` nor judged."""
+        """One batch ended after ``seconds`` of execution, of which it took ``busy`` of the engine: all where nothing is
+        computed beside it. A failed one is neither ``timed`` nor judged."""
         self.batches += 1
-        self.busy_seconds += seconds
+        self.busy_seconds += seconds if busy is None else busy
         self.failed_batches += failed
         if failed or not timed:
             return

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.generation.occupancy import EvenShares, measured, part_of_full
+from offramp_core.overload import Line
 from offramp_worker.generate.seam import (
     REFERENCE,
     AwayError,
@@ -35,7 +37,11 @@ class _Sequence:
     stream: AnswerStream
     cache_bytes: int
     prompt: int
-    counted: float
+    #: When it began, when its time was counted last, and when all of it had come.
+    began: EvenShares
+    counted: EvenShares
+    whole: EvenShares | None = None
+    tokens: int = 0
 
 
 class VllmEngine:
@@ -47,11 +53,16 @@ class VllmEngine:
         processes: Mapping[str, VllmProcess],
         *,
         cache_bytes: int,
+        running: int,
         closed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``processes`` by variant, all started; each has caches of ``cache_bytes``. ``closed`` is called at the
-        end."""
+        """``processes`` by variant, all started; each has caches of ``cache_bytes``. ``running`` answers are computed
+        side by side at most, by all of them together. ``closed`` is called at the end."""
         self._bundle, self._processes, self._cache_bytes, self._closed = bundle, dict(processes), cache_bytes, closed
+        self._running, self._clock = running, clock
+        self._shares = EvenShares(at=clock())
+        self._lines: dict[str, Line] = {}  # seconds per token by how many are written, of each process
         self._changed = threading.Condition()
         self._arrivals = self._seen = 0
         self._sequences: dict[int, _Sequence] = {}
@@ -106,8 +117,9 @@ class VllmEngine:
         most = min(max_tokens, self._bundle.context_length - len(prompt))
         body = body_of(prompt, max_tokens=most, sampling=sampling, end_tokens=self._bundle.end_tokens)
         self._numbers += 1
+        self._shares = self._shares.changed(by=1, now=self._clock())
         stream = AnswerStream(process.at, body, top=sampling.top_logprobs, arrived=self.wake)
-        self._sequences[self._numbers] = _Sequence(process, stream, needs, len(prompt), time.monotonic())
+        self._sequences[self._numbers] = _Sequence(process, stream, needs, len(prompt), self._shares, self._shares)
         return self._numbers
 
     def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[SequenceProgress]:  # noqa: ARG002
@@ -119,17 +131,18 @@ class VllmEngine:
                     lambda: self._arrivals != self._seen or any(one.stream.has_news for one in known), STEP_SECONDS
                 )
                 self._seen = self._arrivals
+        self._note_ends()
         return [self._progress(number, one) for number, one in zip(sequences, known, strict=True)]
 
     def _progress(self, number: int, one: _Sequence) -> SequenceProgress:
         tokens, ended, error = one.stream.take()
-        now = time.monotonic()
-        seconds, one.counted = max(now - one.counted, 1e-9), now
         one.prompt = 0
+        one.tokens += len(tokens)
+        seconds, busy = self._times(one)
         proposed = accepted = 0
         if ended:
             proposed, accepted = one.process.take_drafts()
-            self._sequences.pop(number)
+            self._gone(number)
         error = self._blamed(one, tokens, error)
         return SequenceProgress(
             number,
@@ -140,7 +153,35 @@ class VllmEngine:
             summed=True,
             error=error,
             seconds=seconds,
+            busy=busy,
         )
+
+    def _note_ends(self) -> None:
+        """An answer that is whole takes nothing any more, whenever somebody collects it."""
+        for one in self._sequences.values():
+            if one.whole is None and one.stream.ended:
+                one.whole = self._shares = self._shares.changed(by=-1, now=self._clock())
+
+    def _times(self, one: _Sequence) -> tuple[float, float]:
+        """The seconds since it was counted last, and what it took of the engine in them."""
+        before, now = one.counted, one.whole or self._shares.until(self._clock())
+        one.counted = now
+        seconds, even = max(now.at - before.at, 1e-9), max(now.each - before.each, 1e-9)
+        most = max(1.0, min(self._running, self._cache_bytes / max(1, one.cache_bytes)))
+        return seconds, even * part_of_full(self._lines.get(one.process.name), beside=seconds / even, most=most)
+
+    def _gone(self, number: int) -> _Sequence | None:
+        """It takes nothing any more; what its tokens took is learned."""
+        one = self._sequences.pop(number, None)
+        if one is None:
+            return None
+        if one.whole is None:
+            one.whole = self._shares = self._shares.changed(by=-1, now=self._clock())
+        seconds, even = one.whole.at - one.began.at, one.whole.each - one.began.each
+        if one.tokens and even > 0:
+            name = one.process.name
+            self._lines[name] = measured(self._lines.get(name), beside=seconds / even, seconds=seconds / one.tokens)
+        return one
 
     def _blamed(self, one: _Sequence, tokens: Sequence[Token], error: str) -> str:
         """Why an answer could not go on, if so."""
@@ -149,7 +190,7 @@ class VllmEngine:
         return error and f"{one.process.name}: {error}"
 
     def cancel(self, sequence: int) -> None:
-        one = self._sequences.pop(sequence, None)
+        one = self._gone(sequence)
         if one is not None:
             one.stream.cancel()
 

@@ -108,7 +108,8 @@ def load_vllm(
             raise StoppedError from error
         raise
     closed = partial(shutil.rmtree, at, ignore_errors=True)
-    return Loaded(bundle, VllmEngine(bundle, processes, cache_bytes=cache, closed=closed), tokenizer)
+    engine = VllmEngine(bundle, processes, cache_bytes=cache, running=settings.running, closed=closed)
+    return Loaded(bundle, engine, tokenizer)
 
 
 def check_vllm(folder: Path) -> VllmManifest:

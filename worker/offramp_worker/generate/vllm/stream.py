@@ -60,6 +60,11 @@ class AnswerStream:
         with self._lock:
             return bool(self._tokens or self._ended)
 
+    @property
+    def ended(self) -> bool:
+        with self._lock:
+            return self._ended
+
     def take(self) -> tuple[tuple[Token, ...], bool, str]:
         """New tokens, whether it has ended, and why it could not go on."""
         with self._lock:
