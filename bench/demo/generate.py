@@ -17,6 +17,7 @@ import json
 import math
 import random
 import shutil
+import statistics
 import sys
 import time
 from collections import Counter
@@ -96,6 +97,16 @@ class Traffic:
     prompts: Sequence[str]
     streams: list[Stream] = field(default_factory=list)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def alone(self, n: int) -> float:
+        """The median seconds of ``n`` requests that each wait for the one before."""
+        before = len(self.streams)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+            for i in range(n):
+                await self._one(session, self.prompts[i], client=i)
+        if broken := [s.error for s in self.streams[before:] if s.error]:
+            raise StoryError(f"a request alone was not answered: {broken[0]}")
+        return statistics.median(s.seconds for s in self.streams[before:])
 
     async def run(self) -> None:
         draw, turn, open_ = random.Random(7), itertools.cycle(range(CLIENTS)), set[asyncio.Task[None]]()

@@ -34,7 +34,10 @@ from bench.vllm.environment import TORCH, VLLM, vllm_python
 from bench.vllm.stories import write_stories
 
 BUILD = Path("build/demo-vllm")
-PROMPTS, PREPARED, TOKENS, RATE, WEIGHT, BUDGET = 2000, 24, 12, 4.0, 30, "0.3"
+PROMPTS, PREPARED, TOKENS, WEIGHT, BUDGET = 2000, 24, 4, 50, "0.3"
+ALONE = 8  # answers, by which the rate is chosen
+# Written side by side on average, if each takes as long as one alone: few at first, to leave room for audits.
+IN_FLIGHT, IN_FLIGHT_OF_CANARY, FASTEST = 0.25, 0.5, 16.0
 GOOD, WORSE = "short", "drafted"
 CONFIGURATIONS: Json = {
     "context_length": 256,
@@ -45,7 +48,7 @@ CONFIGURATIONS: Json = {
         {"name": WORSE, "dtype": "float32", "draft": {"kind": "model", "model": "draft", "tokens": 4}},
     ],
 }
-LAYERS, SHORT_LAYERS, DRAFT_LAYERS = 40, 5, 2  # of which the first five are all that adds anything
+LAYERS, SHORT_LAYERS, DRAFT_LAYERS = 24, 5, 2  # of which the first five are all that adds anything
 KINDS = {
     "the reference": ("#7f7f7f", lambda s: s.route == "fp32"),
     f"{GOOD}: certified": ("#2ca02c", lambda s: s.route == GOOD),
@@ -152,7 +155,11 @@ async def tell(teller: Teller, manifest: Json, *, measure: float) -> Json:
     """The story; what it came to."""
     traffic = teller.traffic
     await teller.until(lambda: ready(teller), "a ready service")
-    teller.mark("ready, all configurations have started: the reference alone answers")
+    alone = await traffic.alone(ALONE)
+    traffic.rate = min(FASTEST, IN_FLIGHT / alone)
+    teller.mark(
+        f"ready: the reference alone answers, one alone in {1e3 * alone:.0f} ms; {traffic.rate:.1f} requests a second"
+    )
     sending = asyncio.create_task(traffic.run())
     await asyncio.sleep(measure)
     reference = (teller.marks[-1][0], time.perf_counter())
@@ -160,7 +167,11 @@ async def tell(teller: Teller, manifest: Json, *, measure: float) -> Json:
     teller.mark(f"the user allows other configurations: {float(BUDGET):.0%} of answers may differ")
     begun = await teller.until(lambda: teller.phase(*BEGUN, number=1), "a canary")
     found = precision(teller, begun["spec"]["to"])
-    teller.mark(f"the plan {found!r} is certified; its canary begins with a weight of {WEIGHT} %")
+    traffic.rate = min(FASTEST, IN_FLIGHT_OF_CANARY / alone)
+    teller.mark(
+        f"the plan {found!r} is certified; its canary begins with a weight of {WEIGHT} %, at {traffic.rate:.1f} "
+        "requests a second"
+    )
     first, until = await followed(teller, 1)
     share = share_of(traffic.streams, until=until)
     teller.mark(
@@ -257,7 +268,7 @@ async def run(console: Console, *, measure: float) -> int:
     await stage.apply(manifest)
     stage.start()
     try:
-        traffic = Traffic(await stage.url(), "stories", RATE, TOKENS, prompts_of("stories", PROMPTS, skip=PREPARED))
+        traffic = Traffic(await stage.url(), "stories", 1.0, TOKENS, prompts_of("stories", PROMPTS, skip=PREPARED))
         teller = Teller(stage, traffic, console)
         summary = await tell(teller, manifest, measure=measure)
     finally:
