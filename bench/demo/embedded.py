@@ -25,7 +25,7 @@ from rich.console import Console
 from bench.demo.pools import Pool, prepare_digits
 from bench.demo.story import Json, Settings, StoryError, Storyteller, ended, print_summary, problems, tell, write
 
-SHUTDOWN_SECONDS = 30.0
+SHUTDOWN_SECONDS = 60.0  # its own limits: 10 s for clients to leave, 18 s for answers and audits
 BUILD = Path("build/demo")
 
 

@@ -37,7 +37,7 @@ BUILD = Path("build/demo-vllm")
 PROMPTS, PREPARED, TOKENS, WEIGHT, BUDGET = 2000, 24, 4, 50, "0.3"
 ALONE = 8  # answers, by which the rate is chosen
 # Written side by side on average, if each takes as long as one alone: few at first, to leave room for audits.
-IN_FLIGHT, IN_FLIGHT_OF_CANARY, FASTEST = 0.25, 0.5, 16.0
+IN_FLIGHT, IN_FLIGHT_OF_CANARY, FASTEST = 0.5, 1.0, 16.0
 GOOD, WORSE = "short", "drafted"
 CONFIGURATIONS: Json = {
     "context_length": 256,
@@ -98,7 +98,7 @@ def manifest_of(bundle: Path) -> Json:
                 "accuracy": {"output": "ExactAnswer", "maxLoss": BUDGET},
             },
             "ramps": {"mode": "Disabled", "maxOverhead": "0.3"},
-            "rollout": {"steps": [{"weight": WEIGHT}], "confidence": "0.9"},
+            "rollout": {"steps": [{"weight": WEIGHT}], "confidence": "0.8"},
             "replicas": 1,
         },
     }
