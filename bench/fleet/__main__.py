@@ -35,7 +35,7 @@ from offramp_operator.shell.observe import KEEP_ALIVE_SECONDS, Observer
 from offramp_operator.shell.platform import ServiceKey
 
 SERVICES, REPLICAS, SECONDS = 2000, 2, 120.0
-RESTART_GOAL_SECONDS, SHARE_GOAL, MEMORY_GOAL = 10.0, 0.02, 250 * 2**20
+RESTART_GOAL_SECONDS, SHARE_GOAL, MEMORY_GOAL = 9.0, 0.02, 260 * 2**20
 COLD_SECONDS, RESTART_SECONDS = 3600.0, 600.0
 REST_SECONDS = 60.0  # until the waits of idle services have grown to their longest
 CREATES_AT_ONCE = 16

@@ -6,6 +6,7 @@ is asked for.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,15 @@ def cdf(k: Number, n: Number, p: float) -> npt.NDArray[np.float64]:
     k, n = np.asarray(k), np.asarray(n)
     inner = special.bdtr(np.clip(k, 0, n).astype(np.float64), n.astype(np.int64), p)
     return np.where(k < 0, 0.0, np.where(k >= n, 1.0, inner))
+
+
+def lower_tails(n: int, p: float, most: int) -> npt.NDArray[np.float64]:
+    """P(Bin(n, p) <= k) of every k from 0 to ``most`` <= n, summed up: where ``most`` is small that needs no scipy."""
+    if p == 0.0:
+        return np.ones(most + 1)
+    k = np.arange(1, most + 1)
+    ratios = np.log((n - k + 1) / k) + math.log(p) - math.log1p(-p)
+    return np.cumsum(np.exp(n * math.log1p(-p) + np.concatenate([[0.0], np.cumsum(ratios)])))
 
 
 def continued_cdf(k: float, n: float, p: float) -> float:

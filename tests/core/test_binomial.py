@@ -29,3 +29,11 @@ def test_what_to_expect_of_further_ones_is_a_beta_binomial(n: int, seen: int, sh
     lost, k = round(share * seen), round(at * n)
     exact = float(stats.betabinom.cdf(k, n, lost + 0.5, seen - lost + 0.5))
     assert binomial.predictive_cdf(k, n, lost=lost, seen=seen) == pytest.approx(exact, abs=0.03)
+
+
+@given(st.integers(1, 20_000), st.floats(0, 0.5), st.floats(0, 0.1))
+def test_tails_that_are_summed_up_agree_with_scipy_stats(n: int, p: float, share: float) -> None:
+    most = int(share * n)
+    assert binomial.lower_tails(n, p, most) == pytest.approx(
+        stats.binom.cdf(range(most + 1), n, p), rel=1e-7, abs=1e-12
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
@@ -166,6 +168,12 @@ class TestTooLittleData:
         k = largest_passing_count(n, budget=budget, level=level)
         assert k == -1 or p_value(k, n, budget=budget) <= level
         assert p_value(k + 1, n, budget=budget) > level
+
+    def test_labels_to_wait_for_are_told_without_scipy(self) -> None:
+        """Every service without a plan waits for some: the import took 13 MiB of an idle operator."""
+        code = "import sys; from offramp_core.tuning import testable_labels as told; print(told(0.02, 0.005))"
+        code += "; sys.exit('scipy.special' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
     def test_no_number_of_labels_helps_a_plan_over_budget(self) -> None:
         assert labels_for(0.02, budget=0.01, level=0.05) is None

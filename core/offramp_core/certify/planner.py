@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from offramp_core import binomial
 from offramp_core.evidence.one_arm import check_rate, log_e_value
+
+_SUMMED = (
+    10_000  # counts: the labels that are waited for are found without scipy, which an idle operator has no use for
+)
 
 
 def fewest_labels(budget: float, level: float, *, graded: bool = False) -> int:
@@ -70,6 +76,10 @@ def largest_passing_count(n: int, *, budget: float, level: float, graded: bool =
 
 
 def _pass_probability(n: int, rate: float, *, budget: float, level: float, graded: bool) -> float:
+    most = math.ceil(n * budget)  # P(X <= most) is a half or more
+    if not graded and level < 0.5 and most <= _SUMMED:
+        passing = int(np.searchsorted(binomial.lower_tails(n, budget, most), level, side="right"))
+        return float(binomial.lower_tails(n, rate, most)[passing - 1]) if passing else 0.0
     k = largest_passing_count(n, budget=budget, level=level, graded=graded)
     return float(binomial.cdf(k, n, rate)) if k >= 0 else 0.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 
 from offramp_core.control.workers.capacity import PEAK_SECONDS
@@ -15,7 +14,7 @@ SLOTS = 12
 class RollingMaximum:
     """One maximum for each twelfth of an hour; what it returns may be as much older than an hour."""
 
-    slots: deque[tuple[int, float]] = field(default_factory=deque)
+    slots: list[tuple[int, float]] = field(default_factory=list)
 
     def note(self, value: float, now: float) -> None:
         """Add a reading, of a time (seconds that never jump) that does not fall."""
@@ -33,4 +32,4 @@ class RollingMaximum:
 
     def _forget(self, slot: int) -> None:
         while self.slots and self.slots[0][0] < slot - SLOTS:
-            self.slots.popleft()
+            del self.slots[0]

@@ -21,6 +21,7 @@ from offramp_operator.kube.kinds import (
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
     NETWORK_SERVICE,
+    Kind,
     Object,
     name_of,
 )
@@ -124,16 +125,15 @@ class Workers:
     async def _ensure_edges(self, memory: Memory, service: Service) -> list[str]:
         """What stands beside workers at the edge, as long as there are any. Returns what somebody else has the name
         of."""
-        edges, confined = has_edges(self._cache, service), self._settings.admin_from and not self._settings.allow_egress
-        name, taken = manifests.edges_name(service.name), list[str]()
-        wanted = {
-            NETWORK_SERVICE: manifests.edges_service(service),
-            DISRUPTION_BUDGET: manifests.disruption_budget(service, edges=True),
-            **({NETWORK_POLICY: manifests.edges_network_policy(service)} if confined else {}),
-        }
+        name, taken, wanted = manifests.edges_name(service.name), list[str](), dict[Kind, Object]()
+        if has_edges(self._cache, service):
+            wanted[NETWORK_SERVICE] = manifests.edges_service(service)
+            wanted[DISRUPTION_BUDGET] = manifests.disruption_budget(service, edges=True)
+            if self._settings.admin_from and not self._settings.allow_egress:
+                wanted[NETWORK_POLICY] = manifests.edges_network_policy(service)
         for kind in (NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY):
             try:
-                if edges and kind in wanted:
+                if kind in wanted:
                     await self._children.ensure(memory, kind, wanted[kind])
                 elif kind is not NETWORK_SERVICE:  # that may be the one of a pool, and routes remove it
                     await self._children.delete(service, kind, name)
