@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -135,6 +136,14 @@ def test_weights_outside_of_the_model_file_are_refused(copy: Path) -> None:
 def test_a_wrong_manifest_field_is_named(copy: Path, fields: dict[str, Any], message: str) -> None:
     bundles.edit_manifest(copy, **fields)
     with pytest.raises(InvalidBundleError, match=rf"^manifest.json: .*{message}"):
+        load_bundle(copy)
+
+
+def test_a_kind_of_head_that_is_not_known_is_refused_with_those_that_are(copy: Path) -> None:
+    ramps = json.loads((copy / "manifest.json").read_bytes())["ramps"]
+    bundles.edit_manifest(copy, ramps=[*ramps[:-1], ramps[-1] | {"head": "zigzag"}])
+    known = r"has head 'zigzag'; this worker knows pooled-linear, .*, own and model"
+    with pytest.raises(InvalidBundleError, match=rf"^manifest.json: ramp 'r02-linear' {known}"):
         load_bundle(copy)
 
 

@@ -14,12 +14,23 @@ from onnx import helper
 
 from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
+from offramp_worker.bundle.heads import (
+    KINDS,
+    HeadRecipe,
+    Pooling,
+    Training,
+    head_inputs,
+    head_nodes,
+    parameter_shapes,
+)
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.heads import distillation, plain
 from offramp_worker.prepare.heads.distillation import Lesson, train_head
+from offramp_worker.prepare.heads.fitting import candidate_rungs
 from offramp_worker.prepare.heads.objectives import softmax
 from offramp_worker.prepare.heads.recipes import Parameters
+from offramp_worker.prepare.picture import MARKS, OTHER, _mark
+from offramp_worker.prepare.places.cuts import Place
 
 pytestmark = pytest.mark.slow  # trains heads
 
@@ -28,8 +39,8 @@ Array = npt.NDArray[Any]
 
 
 def spec(kind: str, *, channels: int = 2) -> RampSpec:
-    hidden = 8 if KINDS[kind].needs_hidden else 0  # type: ignore[index]
-    return RampSpec(f"r01-{kind}", "x", 1, 0.5, kind, channels, hidden)  # type: ignore[arg-type]
+    hidden = 8 if KINDS[kind].needs_hidden else 0
+    return RampSpec(f"r01-{kind}", "x", 1, 0.5, kind, channels, hidden)
 
 
 def served(ramp: RampSpec, parameters: Parameters, maps: Array) -> Array:
@@ -87,7 +98,7 @@ def test_a_pooled_head_learns_a_linear_rule_whatever_the_scale_of_its_inputs() -
     assert (said.argmax(axis=1) == logits[500:].argmax(axis=1)).mean() > 0.9
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].trained and not KINDS[kind].convolutions])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].training and not KINDS[kind].convolutions])
 def test_without_pytorch_a_head_learns_as_much_and_a_seed_decides_the_bytes(kind: HeadKind) -> None:
     """The same rule from the same rows; the scales of inputs differ by thousands."""
     rng = np.random.default_rng(0)
@@ -112,6 +123,36 @@ def test_without_pytorch_a_head_learns_as_much_and_a_seed_decides_the_bytes(kind
     again, differs = (plain.train_head(ramp, rows, held_out, seed=seed) for seed in (0, 1))
     assert all(np.array_equal(head[name], again[name]) for name in head)
     assert not np.array_equal(head["w1"], differs["w1"])
+
+
+def maximum(source: str, prefix: str, _height: int, _width: int) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("GlobalMaxPool", [source], [f"{prefix}/max"], name=f"{prefix}/max"),
+        helper.make_node("Flatten", [f"{prefix}/max"], [f"{prefix}/pooled"], name=f"{prefix}/flat", axis=1),
+    ]
+
+
+def test_a_new_kind_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two dots that a mean does not see: it is a candidate at every map, learns, serves what it learned, is refused
+    without its parameters, and has a mark in the picture."""
+    recipe = HeadRecipe("dot", Pooling("maximum", maximum, cells=1), Training(1e-2, 1e-2))
+    monkeypatch.setitem(KINDS, "max-linear", recipe)  # type: ignore[arg-type]
+    rungs = candidate_rungs([Place(1, "x", (2, 8, 8)), Place(2, "y", (-1, 4))], entry=None, exits={})
+    (ramp,) = (spec for spec in rungs.all if spec.head == "max-linear")
+    assert (ramp.id, ramp.channels) == ("r01-dot", 2)
+    rng = np.random.default_rng(0)
+    maps, label = rng.normal(size=(300, 2, 8, 8)).astype(np.float32), rng.integers(0, 2, 300)
+    maps[np.arange(300), label, rng.integers(0, 8, 300), rng.integers(0, 8, 300)] = 9
+    targets, x = softmax(6 * np.eye(2, dtype=np.float32)[label]), maps.max(axis=(2, 3))
+    lessons = (x[:150], targets[:150]), (x[150:200], targets[150:200])
+    for head in (
+        plain.train_head(ramp, *lessons, seed=0),
+        train_head(ramp, Lesson(*lessons[0]), Lesson(*lessons[1]), seed=0),
+    ):
+        assert (served(ramp, head, maps[200:]).argmax(axis=1) == label[200:]).mean() > 0.9
+    with pytest.raises(InvalidArgumentError, match="r01-dot/b1 is missing; a max-linear head needs it"):
+        head_nodes(ramp, {}, height=8, width=8)
+    assert _mark("max-linear") in MARKS and _mark("model") == OTHER
 
 
 @pytest.mark.parametrize("module", [distillation, plain], ids=["torch", "plain"])
@@ -179,7 +220,7 @@ def test_the_seed_and_nothing_else_decides_the_bytes(kind: HeadKind) -> None:
     assert bytes_of(0, 1) != bytes_of(1, 1)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].trained])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].training])
 def test_a_head_with_a_parameter_missing_or_of_another_shape_is_refused_by_name(kind: HeadKind) -> None:
     ramp = spec(kind)
     whole = {n: np.zeros(shape, dtype=np.float32) for n, shape in parameter_shapes(ramp, n_classes=CLASSES).items()}

@@ -207,7 +207,7 @@ def test_a_temperature_has_bounds_where_rows_say_nothing_of_it() -> None:
     assert np.isfinite(temperature(with_one_broken, sure[[0, 1, 2, 0]]))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].trained])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].training])
 def test_a_temperature_lies_in_the_last_layer_of_every_kind_of_head(kind: HeadKind) -> None:
     rng = np.random.default_rng(1)
     spec = RampSpec("r", "x", 0, 0.5, kind, 3, hidden=4 if KINDS[kind].needs_hidden else 0)

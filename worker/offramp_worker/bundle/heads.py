@@ -13,14 +13,14 @@
 
 ``grid`` is concat(4x4 average pooling, 4x4 maximum pooling), each flattened channel first (C, 4, 4), average first.
 Linear weights are stored [in, out]; all are float32; input standardisation is folded into the first layer. A kind is
-an entry of :data:`KINDS`.
+an entry of :data:`KINDS`: how its ramps are called, what they compute and how they learn. `offramp prepare` tries all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ GRID = 4
 MEAN_WEIGHT = "offramp/mean_weight"  # [n or 1, 1, tokens] in a backbone with tokens: 1 over their number, 0 at padding
 CONVOLUTIONS, KERNEL = 3, 3
 LARGE_SIDE, HALVED_SIDE = 64, 16  # a convolution takes steps of 4 from maps of 64 cells on, of 2 from 16 on
+FEW_ROWS = 4_000  # to learn from
 Array = npt.NDArray[Any]
 Nodes = list[onnx.NodeProto]
 
@@ -58,26 +59,58 @@ class Pooling:
     """How a tensor becomes the vector that a linear layer reads.
 
     ``nodes`` makes them of (source, prefix, height, width); the last one writes ``<prefix>/pooled``. ``cells`` is the
-    number of values per channel, ``least_side`` the smallest map it can pool.
+    number of values per channel, ``least_side`` the smallest map it can pool; ``tokens`` instead of a map are pooled.
     """
 
     name: str
     nodes: Callable[[str, str, int, int], Nodes]
     cells: int
     least_side: int = 1
+    tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a kind of head is trained."""
+
+    #: learning_rate and weight_decay: of AdamW under a one-cycle schedule.
+    learning_rate: float
+    weight_decay: float
+    #: Share of a layer's inputs left out of every step.
+    dropout: float = 0.0
+    #: Rows per step when there are thousands; 64 when there are few.
+    batch: int = 256
+    #: Steps aimed at, between ``fewest`` and ``most`` passes over the rows.
+    steps: int = 400
+    fewest: int = 12
+    most: int = 60
+
+    def schedule(self, rows: int) -> tuple[int, int]:
+        """Batch size and number of epochs."""
+        batch = self.batch if rows >= FEW_ROWS else min(64, self.batch)
+        return batch, min(self.most, max(self.fewest, round(self.steps * batch / rows)))
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRecipe:
-    """How a kind of head is built."""
+    """A kind of head."""
 
+    #: Behind the place in the ids of its ramps: ``r03-<suffix>``.
+    suffix: str
     pooling: Pooling
+    #: None: it has no parameters; ``RampSpec.output`` holds the logits already.
+    training: Training | None
     #: Convolutions of ``RampSpec.hidden`` channels before the pooling.
     convolutions: int = 0
     #: Whether a layer of ``RampSpec.hidden`` units lies between the pooled vector and the logits.
     hidden_layer: bool = False
-    #: Whether it has parameters; else ``RampSpec.output`` holds the logits already.
-    trained: bool = True
+
+    @property
+    def rung(self) -> Literal["own", "linear", "mlp", "conv"]:
+        """What it takes to train one: dearer rungs are trained where cheaper ones leave something to gain."""
+        if self.training is None:
+            return "own"
+        return "conv" if self.convolutions else "mlp" if self.hidden_layer else "linear"
 
     @property
     def needs_hidden(self) -> bool:
@@ -125,7 +158,7 @@ def head_inputs(spec: RampSpec) -> int:
 def parameter_shapes(spec: RampSpec, *, n_classes: int) -> dict[str, tuple[int, ...]]:
     """Name → shape of the head's parameters, as they stand in ``ramps.safetensors`` after ``<id>/``."""
     kind, shapes, width = KINDS[spec.head], dict[str, tuple[int, ...]](), spec.channels
-    if not kind.trained:
+    if kind.training is None:
         return shapes
     for number in range(1, kind.convolutions + 1):
         shapes |= {f"k{number}": (spec.hidden, width, KERNEL, KERNEL), f"kb{number}": (spec.hidden,)}
@@ -159,7 +192,7 @@ def head_nodes(
         A parameter is missing or has another shape; or the map is too small for the head.
     """
     kind, prefix = KINDS[spec.head], f"offramp/{spec.id}"
-    if not kind.trained:
+    if kind.training is None:
         node = helper.make_node("Identity", [spec.output], [f"{prefix}/logits"], name=f"{prefix}/own")
         return HeadNodes(spec.id, spec.tensor, f"{prefix}/logits", (node,), (), task)
     last = "b2" if kind.hidden_layer else "b1"
@@ -263,14 +296,19 @@ def _linear(prefix: str, *, source: str, target: str, layer: int) -> Nodes:
 
 MEAN = Pooling("mean", _pool_mean, cells=1)
 CELLS = Pooling("grid", _pool_grid, cells=2 * GRID * GRID, least_side=GRID)
-TOKENS = Pooling("tokens", _pool_tokens, cells=1)
+TOKENS = Pooling("tokens", _pool_tokens, cells=1, tokens=True)
 OWN = Pooling("own", lambda _source, _prefix, _height, _width: [], cells=1)
+# Strong decay and dropout are what keep 100-400 thousand weights honest on a few thousand inputs.
+LINEAR = Training(1e-2, 1e-2, fewest=8)
+CELLS_LINEAR = Training(3e-3, 0.3, fewest=8)
+MLP = Training(2e-3, 0.3, dropout=0.3, fewest=14)
+CONV = Training(4e-3, 0.05, batch=128, steps=500, fewest=6, most=40)
 KINDS: Mapping[HeadKind, HeadRecipe] = {
-    "pooled-linear": HeadRecipe(MEAN),
-    "grid-linear": HeadRecipe(CELLS),
-    "grid-mlp": HeadRecipe(CELLS, hidden_layer=True),
-    "conv": HeadRecipe(CELLS, convolutions=CONVOLUTIONS),
-    "mean-linear": HeadRecipe(TOKENS),
-    "mean-mlp": HeadRecipe(TOKENS, hidden_layer=True),
-    "own": HeadRecipe(OWN, trained=False),
+    "pooled-linear": HeadRecipe("linear", MEAN, LINEAR),
+    "grid-linear": HeadRecipe("cells", CELLS, CELLS_LINEAR),
+    "grid-mlp": HeadRecipe("grid", CELLS, MLP, hidden_layer=True),
+    "conv": HeadRecipe("conv", CELLS, CONV, convolutions=CONVOLUTIONS),
+    "mean-linear": HeadRecipe("mean", TOKENS, LINEAR),
+    "mean-mlp": HeadRecipe("mlp", TOKENS, MLP, hidden_layer=True),
+    "own": HeadRecipe("own", OWN, None),
 }

@@ -294,6 +294,11 @@ def _check_manifest(manifest: Manifest) -> None:
             f"{MANIFEST_FILE}: ramps {ids} must be unique, and none may be called like a final column"
         )
     for ramp in manifest.ramps:
+        if ramp.head not in (*KINDS, "model"):
+            known = f"{', '.join(KINDS)} and model"
+            raise InvalidBundleError(
+                f"{MANIFEST_FILE}: ramp {ramp.id!r} has head {ramp.head!r}; this worker knows {known}"
+            )
         if (
             ramp.channels < 1
             or (ramp.head in KINDS and KINDS[ramp.head].needs_hidden and ramp.hidden < 1)

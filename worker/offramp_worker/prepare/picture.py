@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from offramp_core.bundle import HeadKind
+from offramp_worker.bundle.heads import KINDS
 from offramp_worker.prepare.heads.selection import BUDGETS
 from offramp_worker.prepare.measuring.outlook import USUAL_OVERHEAD, Outlook
 from offramp_worker.prepare.report import PrepareReport, RampLine
@@ -21,12 +22,8 @@ FRONTIER_SIZE, MARK_AREA = (8.0, 5.0), 600.0
 LEAST_SHOWN = 0.01  # %
 SHOWN_BUDGET = 0.01
 SPREAD = 0.013  # of the x axis, between heads of one place
-KINDS: dict[HeadKind, tuple[str, str]] = {
-    "pooled-linear": ("#56B4E9", "o"),
-    "grid-linear": ("#0072B2", "s"),
-    "grid-mlp": ("#D55E00", "D"),
-    "conv": ("#009E73", "^"),
-}
+# Of kinds of heads, as they come. The last one is of whole models at the input.
+MARKS = (("#56B4E9", "o"), ("#0072B2", "s"), ("#D55E00", "D"), ("#009E73", "^"), ("#E69F00", "v"), ("#000000", "X"))
 OTHER = ("#CC79A7", "P")
 
 
@@ -83,18 +80,23 @@ def _positions(lines: Sequence[RampLine]) -> dict[str, float]:
     return at
 
 
+def _mark(head: HeadKind) -> tuple[str, str]:
+    kinds = list(KINDS)
+    return MARKS[kinds.index(head) % len(MARKS)] if head in kinds else OTHER
+
+
 def _exits(axes: Any, lines: Sequence[RampLine], at: dict[str, float]) -> None:
     for line in lines:
         exits = {budget: 100 * share for budget, share in line.verdict.merit.exits.items()}
-        colour, marker = KINDS.get(line.verdict.spec.head, OTHER)
+        colour, marker = _mark(line.verdict.spec.head)
         x = at[line.verdict.spec.id]
         axes.vlines(x, exits[BUDGETS[0]], exits[BUDGETS[-1]], color=colour, lw=1.5, alpha=0.5)
         axes.plot(x, exits[SHOWN_BUDGET], marker, color=colour, ms=6)
     present = {line.verdict.spec.head for line in lines}
     heads = [*(head for head in KINDS if head in present), *sorted(present - KINDS.keys())]
     handles = [
-        Line2D([], [], ls="", color=KINDS.get(head, OTHER)[0], marker=KINDS.get(head, OTHER)[1], label=head)
-        for head in heads
+        Line2D([], [], ls="", color=colour, marker=marker, label=head)
+        for head, (colour, marker) in ((head, _mark(head)) for head in heads)
     ]
     axes.legend(handles=handles, fontsize=8, loc="upper left")
     axes.set(
@@ -109,7 +111,7 @@ def _costs(axes: Any, lines: Sequence[RampLine], at: dict[str, float]) -> None:
     sizes = list(lines[0].verdict.merit.costs.head)
     first, last = sizes[0], sizes[-1]
     for line in lines:
-        colour, marker = KINDS.get(line.verdict.spec.head, OTHER)
+        colour, marker = _mark(line.verdict.spec.head)
         head, x = line.verdict.merit.costs.head, at[line.verdict.spec.id]
         axes.vlines(x, 100 * head[last], 100 * head[first], color=colour, lw=1.5, alpha=0.5)
         axes.plot(x, 100 * head[first], marker, color=colour, ms=6)

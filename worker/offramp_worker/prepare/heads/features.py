@@ -30,15 +30,6 @@ CHUNK_ROWS = 64
 MIN_HIDDEN, MAX_HIDDEN = 64, 192
 FIRST_LAYER_WEIGHTS = 98_304
 CONV_CHANNELS = 32
-KIND_SUFFIX: dict[HeadKind, str] = {
-    "pooled-linear": "linear",
-    "grid-linear": "cells",
-    "grid-mlp": "grid",
-    "conv": "conv",
-    "mean-linear": "mean",
-    "mean-mlp": "mlp",
-    "own": "own",
-}
 
 Advance = Callable[[int], None]
 
@@ -76,6 +67,11 @@ def feature_key(spec: RampSpec) -> str:
     return f"{spec.output or spec.tensor}/{KINDS[spec.head].pooling.name}"
 
 
+def kinds_of(rung: str, *, tokens: bool = False) -> tuple[HeadKind, ...]:
+    """The kinds of one rung, of those that read maps or of those that read tokens."""
+    return tuple(name for name, kind in KINDS.items() if kind.rung == rung and kind.pooling.tokens == tokens)
+
+
 def candidate_ramps(places: Sequence[Place], *, kinds: Sequence[HeadKind]) -> tuple[RampSpec, ...]:
     """A head of each of ``kinds`` at every place whose map is large enough for it, by position."""
     return tuple(
@@ -93,7 +89,7 @@ def ramp_at(place: Place, kind: HeadKind, *, hidden: int = 0) -> RampSpec:
             CONV_CHANNELS if KINDS[kind].convolutions else _hidden_units(KINDS[kind].pooling.cells * place.channels)
         )
     return RampSpec(
-        id=f"r{place.position:02d}-{KIND_SUFFIX[kind]}{hidden or ''}",
+        id=f"r{place.position:02d}-{KINDS[kind].suffix}{hidden or ''}",
         tensor=place.tensor,
         position=place.position,
         depth=0.0,

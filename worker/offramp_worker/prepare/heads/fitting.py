@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offramp_core.bundle import HeadKind, RampSpec
+from offramp_core.bundle import RampSpec
 from offramp_core.task import Task
 from offramp_worker.bundle.heads import KINDS
 from offramp_worker.prepare.heads.features import (
@@ -24,6 +24,7 @@ from offramp_worker.prepare.heads.features import (
     collect_features,
     collect_maps,
     heads_of,
+    kinds_of,
     ramp_at,
     tapped_logits,
 )
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 DEFAULT_HEAD_SHARE = 0.1
 ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
-LINEAR_KINDS: tuple[HeadKind, ...] = ("pooled-linear", "grid-linear")  # of maps
 NARROW_HIDDEN = MIN_HIDDEN // 2
 MAX_CONV_HEADS = 2
 CONV_HEADS_APART = 0.2  # of the backbone's time
@@ -184,13 +184,17 @@ def candidate_rungs(places: Sequence[Place], *, entry: Place | None, exits: Mapp
     """
     images = [place for place in (*([] if entry is None else [entry]), *places) if place.is_image]
     tokens = [place for place in places if place.is_tokens]
-    usual = candidate_ramps(images, kinds=("grid-mlp",))
-    wide = {spec.position for spec in usual if spec.hidden > NARROW_HIDDEN}
+    usual, at = candidate_ramps(images, kinds=kinds_of("mlp")), {place.position: place for place in images}
     return Rungs(
-        linear=(*candidate_ramps(images, kinds=LINEAR_KINDS), *candidate_ramps(tokens, kinds=("mean-linear",))),
-        mlp=(*usual, *candidate_ramps(tokens, kinds=("mean-mlp",))),
-        narrow=tuple(ramp_at(p, "grid-mlp", hidden=NARROW_HIDDEN) for p in images if p.position in wide),
-        conv=candidate_ramps(images, kinds=("conv",)),
+        linear=(
+            *candidate_ramps(images, kinds=kinds_of("linear")),
+            *candidate_ramps(tokens, kinds=kinds_of("linear", tokens=True)),
+        ),
+        mlp=(*usual, *candidate_ramps(tokens, kinds=kinds_of("mlp", tokens=True))),
+        narrow=tuple(
+            ramp_at(at[spec.position], spec.head, hidden=NARROW_HIDDEN) for spec in usual if spec.hidden > NARROW_HIDDEN
+        ),
+        conv=candidate_ramps(images, kinds=kinds_of("conv")),
         own=tuple(
             replace(ramp_at(place, "own"), output=output)
             for place in places
@@ -215,7 +219,7 @@ def fit_pooled(
 
 def fit_given(shop: Workshop, ramps: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
     """Train heads that read pooled features, whatever they are worth; the network's own exits stay as they are."""
-    own = tuple(spec for spec in ramps if not KINDS[spec.head].trained)
+    own = tuple(spec for spec in ramps if KINDS[spec.head].training is None)
     others = [spec for spec in ramps if spec not in own]
     return _own_exits(shop, own, validation).then(_fit_features(shop, others, training, validation))
 
@@ -332,7 +336,7 @@ def calibrated(fitted: Fitted, specs: Sequence[RampSpec]) -> Fitted:
     by = {
         spec.id: temperature(fitted.head_outputs[spec.id], targets, of=fitted.task.lesson)
         for spec in specs
-        if KINDS[spec.head].trained and spec.id in fitted.head_outputs
+        if KINDS[spec.head].training and spec.id in fitted.head_outputs
     }
     return replace(
         fitted,

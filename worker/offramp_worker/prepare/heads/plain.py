@@ -1,6 +1,6 @@
 """Training heads without PyTorch, for the worker image: what reads pooled features, in NumPy alone.
 
-By the recipes of :mod:`offramp_worker.prepare.heads.recipes`: the model's own answers as targets, AdamW
+At the rates of :data:`offramp_worker.bundle.heads.KINDS`: the model's own answers as targets, AdamW
 (Loshchilov and Hutter 2019) under a one-cycle schedule (Smith and Topin 2018), the weights of the best epoch,
 standardisation folded in. Heads with convolutions are not trained here.
 """
@@ -16,17 +16,10 @@ import numpy as np
 
 from offramp_core.bundle import RampSpec
 from offramp_core.task import Task
-from offramp_worker.bundle.heads import TOP_LABEL_TASK
+from offramp_worker.bundle.heads import KINDS, TOP_LABEL_TASK, Training
 from offramp_worker.prepare.heads.features import Features
 from offramp_worker.prepare.heads.objectives import Objective, objective_of, targets_of
-from offramp_worker.prepare.heads.recipes import (
-    MIN_DEVIATION,
-    PATIENCE_SHARE,
-    RECIPES,
-    WARM_UP_SHARE,
-    Parameters,
-    Recipe,
-)
+from offramp_worker.prepare.heads.recipes import MIN_DEVIATION, PATIENCE_SHARE, WARM_UP_SHARE, Parameters
 from offramp_worker.prepare.source.data import FloatArray
 
 FIRST_RATE, LAST_RATE = 1 / 25, 1 / 250_000  # of the highest learning rate
@@ -68,13 +61,15 @@ def train_head(
     """Train one head on (inputs (n, width), what the model's answers teach (n, n_classes)); the same seed, id and rows
     give the same bytes."""
     generator = np.random.default_rng(zlib.crc32(f"{seed}/{spec.id}".encode()))
+    recipe = KINDS[spec.head].training
+    assert recipe is not None, "an exit of the network itself is not trained"
     x, targets = training[0].astype(np.float32), training[1]
     mean, deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
     held_out = (validation[0].astype(np.float32) - mean) / deviation, validation[1]
     widths = [x.shape[1], *([spec.hidden] if spec.hidden else []), targets.shape[1] + task.head_width - task.width]
     objective = objective_of(task, targets)
     learned = _fit(
-        RECIPES[spec.head],
+        recipe,
         widths,
         ((x - mean) / deviation, targets),
         held_out,
@@ -93,7 +88,7 @@ def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
 
 
 def _fit(
-    recipe: Recipe,
+    recipe: Training,
     widths: Sequence[int],
     training: tuple[FloatArray, FloatArray],
     validation: tuple[FloatArray, FloatArray],
