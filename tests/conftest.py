@@ -97,6 +97,7 @@ LONGEST_FIRST = (
     "bench/test_placement.py",
     "api/",
     "e2e/test_embedded_precision.py",
+    "e2e/test_embedded_commands.py",
     "worker/test_prepare_bundle.py",
     "e2e/test_embedded_story.py",
     "bench/test_soak.py",
@@ -105,7 +106,6 @@ LONGEST_FIRST = (
     "e2e/test_embedded_up.py",
     "e2e/test_embedded_dashboards.py",
     "web/",
-    "e2e/test_embedded_commands.py",
     "worker/test_fuzz.py",
     "worker/test_admin_port.py",
     "operator/test_local_fleet.py",
@@ -130,7 +130,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     expression = config.option.markexpr
     if not expression or not collection_path.match("test_*.py"):
         return None
-    file, text = collection_path.relative_to(HERE).as_posix(), collection_path.read_text(encoding="utf-8")
+    file, text = _file(collection_path), collection_path.read_text(encoding="utf-8")
     every = set(MARK.findall(marked[0])) if (marked := MARKED.search(text)) else set()
     some = set(MARK.findall(text))
     if file.startswith("core/"):
@@ -149,12 +149,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The order of the files; with ``pytest -n 4 --dist loadfile --no-loadscope-reorder`` also that of what each
     process takes."""
-    items.sort(key=lambda item: _turn(_file(item)))
+    items.sort(key=lambda item: _turn(_file(item.path)))
     for item in items:
-        if _file(item).startswith(PROGRAMS):
+        file = _file(item.path)
+        if file.startswith(PROGRAMS):
             item.add_marker("programs")
-        if f"{_file(item)}::{item.name}".startswith(COMPUTES):
+        if f"{file}::{item.name}".startswith(COMPUTES):
             item.add_marker("computes")
+        if settings.get_current_profile_name() == "fast":
+            _try_fewer(getattr(item, "function", None))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -169,10 +172,20 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _file(item: pytest.Item) -> str:
-    return item.path.relative_to(HERE).as_posix()
+def _try_fewer(test: Any) -> None:
+    """No more examples than the profile has, where a test sets their number itself: a profile alone leaves that as it
+    is."""
+    own = getattr(test, "_hypothesis_internal_use_settings", None)
+    if own is not None and own.max_examples > settings.default.max_examples:
+        test._hypothesis_internal_use_settings = settings(own, max_examples=settings.default.max_examples)
 
 
+@functools.cache
+def _file(path: Path) -> str:
+    return path.relative_to(HERE).as_posix()
+
+
+@functools.cache
 def _turn(file: str) -> int:
     if file.startswith(LAST):
         return len(LONGEST_FIRST) + 1

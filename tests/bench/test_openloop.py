@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from bench.openloop import OpenLoopClient, Target, post
 
+pytestmark = pytest.mark.slow
+
 ROWS = 5
 
 
@@ -49,7 +51,6 @@ def in_chunks(connection: socketserver.StreamRequestHandler, body: bytes) -> Non
     connection.wfile.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n%s\r\n0\r\n\r\n" % body)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [False, True], ids=["with-length", "in-chunks"])
 def test_every_request_gets_its_own_answer(chunked: bool) -> None:
     def answer(connection: socketserver.StreamRequestHandler, row: int) -> bool:
@@ -62,7 +63,6 @@ def test_every_request_gets_its_own_answer(chunked: bool) -> None:
             np.testing.assert_array_equal(trial.label, trial.row)
 
 
-@pytest.mark.slow
 def test_latency_counts_from_the_intended_time_when_the_server_stalls() -> None:
     lock, free_at = threading.Lock(), [0.0]
 
@@ -79,7 +79,6 @@ def test_latency_counts_from_the_intended_time_when_the_server_stalls() -> None:
     assert np.median(trial.seconds[-10:]) > 5 * 0.02
 
 
-@pytest.mark.slow
 def test_a_refusal_counts_as_late_and_a_closed_connection_is_opened_again() -> None:
     def answer(connection: socketserver.StreamRequestHandler, row: int) -> bool:
         reply(connection, str(row).encode(), status="503 Busy" if row == 0 else "200 OK")
@@ -93,7 +92,6 @@ def test_a_refusal_counts_as_late_and_a_closed_connection_is_opened_again() -> N
     assert trial.goodput(10.0) == 0.0  # of a rate of zero
 
 
-@pytest.mark.slow
 def test_requests_go_to_their_own_servers_as_often_as_they_are_drawn() -> None:
     def as_itself(connection: socketserver.StreamRequestHandler, row: int) -> bool:
         reply(connection, str(row).encode())

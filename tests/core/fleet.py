@@ -6,6 +6,8 @@ active ramp whose uncertainty is below the threshold, and is audited with the ar
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,7 +48,7 @@ from offramp_core.protocol import (
 from offramp_core.reasons import Reason
 from offramp_core.records import ExitCosts, Records
 from offramp_core.sketch import bucket_index
-from offramp_core.tuning import tune
+from offramp_core.tuning import TuningOutcome, TuningRequest, tune
 
 RAMPS = ("r00-grid", "r01-grid", "r02-grid")
 COSTS = {
@@ -78,6 +80,7 @@ class Taken:
     document: PlanDocument | None
     plans: Mapping[str, Plan]  # by the name of the arm
     limits: tuple[SlowLimits, SlowLimits]  # of batches without a length, and with one
+    views: dict[str, Records] = field(default_factory=dict)  # what was recorded of the arms' precisions and ramp sets
 
     @classmethod
     def of(cls, document: PlanDocument | None) -> Taken:
@@ -179,16 +182,17 @@ class SimWorker:
             audited += self._batch(records, size, now, taken)
         return audited
 
-    def _shown(self, n: int, size: int) -> np.ndarray:
+    def _shown(self, n: int, size: int) -> list[int]:
         """Which of ``n`` inputs the next requests show."""
         if self.scene == 1:
-            return self.rng.integers(n, size=size)
+            return self.rng.integers(n, size=size).tolist()
         while len(self.shown) < size:
             self.shown += [int(self.rng.integers(n))] * self.scene
         rows, self.shown = self.shown[:size], self.shown[size:]
-        return np.array(rows)
+        return rows
 
     def _batch(self, records: Records, size: int, now: float, taken: Taken) -> list[tuple[int, float]]:
+        """In lists: a batch is small, there are many, and most of what a story takes is them."""
         doc = taken.document
         canary = doc is not None and doc.canary is not None and self.rng.random() < doc.weight_percent / 100
         arm, name = (
@@ -202,10 +206,12 @@ class SimWorker:
         if off:
             name, plan = "holdback", taken.plans["holdback"]
         rows = self._shown(len(records), size)
-        records = self.sets.get(plan.ramp_set_digest, records)
-        view = records.at(plan.precision)
+        if name not in taken.views:
+            taken.views[name] = self.sets.get(plan.ramp_set_digest, records).at(plan.precision)
+        view = taken.views[name]
         names = view.ramp_ids or RAMPS
         exit_at = exits(view, plan, rows, names)
+        left = [names[e] for e in exit_at if e >= 0]
         c = self.counts.setdefault(
             (doc.epoch if doc else 0, name),
             {
@@ -220,33 +226,37 @@ class SimWorker:
         )
         if doc is not None and arm is not None and not off and not plan.exits_off:
             self._audit_tiers(c, arm, plan, None if canary else meter, view=view, names=names)
-        drawn = self.rng.random(size) < (arm.audit_rate if arm is not None else 0.0)
-        agree = [view.agrees[r, e] if e >= 0 else view.final_agrees[r] for r, e in zip(rows, exit_at, strict=True)]
-        wrong = ~np.array(agree, dtype=bool)
+        rate = arm.audit_rate if arm is not None else 0.0
+        drawn = [draw < rate for draw in self.rng.random(size).tolist()]
+        wrong = [
+            not (view.agrees.item(r, e) if e >= 0 else view.final_agrees.item(r))
+            for r, e in zip(rows, exit_at, strict=True)
+        ]
+        audited = sum(drawn)
         seconds = float(self.rng.lognormal(-5.0, 0.2)) * (0.8 + 0.2 * size) * (self.slowdown if canary else 1.0)
         length = int(self.coin.choice(self.lengths)) if self.lengths else 0
         seconds *= length / 16 if length else 1.0
         if meter is not None:
             took, expected = seconds if off else seconds * self.exits_take, 0.008 * (0.8 + 0.2 * size)
-            meter.count_audit_time(int(drawn.sum()) * self.audit_seconds)
+            meter.count_audit_time(audited * self.audit_seconds)
             meter.count_audited_batch(expected_seconds=expected)
             meter.count_batch(held_back=off, expected_seconds=expected, answer_seconds=took, engine_seconds=took)
             if not off:
-                meter.count_replies("final", int((exit_at < 0).sum()))
-                for e in exit_at[exit_at >= 0]:
-                    meter.count_replies(names[e], 1)
+                meter.count_replies("final", sum(e < 0 for e in exit_at))
+                for ramp in left:
+                    meter.count_replies(ramp, 1)
                 if doc is not None and doc.slices:
-                    self._audit_night(meter, doc, drawn & (self.coin.random(size) < 0.3), wrong)
+                    self._audit_night(meter, doc, np.array(drawn) & (self.coin.random(size) < 0.3), np.array(wrong))
         add(
             c,
             requests=size,
-            drawn=int(drawn.sum()),
-            audited=int(drawn.sum()),
-            disagreements=int((drawn & wrong).sum()),
+            drawn=audited,
+            audited=audited,
+            disagreements=sum(d and w for d, w in zip(drawn, wrong, strict=True)),
             batches=1,
         )
         if doc is not None and doc.capture_since is not None and now > doc.capture_since:
-            self.captures += int(drawn.sum())
+            self.captures += audited
         shape = BatchShape(size, length if self.tells_lengths else 0)
         limit = taken.limits[bool(shape.length)].of(shape)
         if limit is not None and canary and doc is not None:
@@ -264,9 +274,9 @@ class SimWorker:
             shaped = c["by_length"].setdefault(str(shape), {})
             shaped[key] = shaped.get(key, 0) + 1
         c["lat"][key] = c["lat"].get(key, 0) + size
-        for e in exit_at[exit_at >= 0]:
-            c["exits"][names[e]] = c["exits"].get(names[e], 0) + 1
-        return [(int(r), now) for r, d in zip(rows, drawn, strict=True) if d]
+        for ramp in left:
+            c["exits"][ramp] = c["exits"].get(ramp, 0) + 1
+        return [(r, now) for r, d in zip(rows, drawn, strict=True) if d]
 
     def _audit_tiers(
         self, c: dict[str, Any], arm: ArmPlan, plan: Plan, meter: HoldbackMeter | None, *, view: Records, names: Any
@@ -276,9 +286,9 @@ class SimWorker:
             if tier not in arm.tiers or self.coin.random() >= arm.audit_rate:
                 continue
             add(c, requests=1)
-            rows = self.coin.integers(len(view), size=1)
-            exit_at = int(exits(view, own, rows, names)[0])
-            wrong = exit_at >= 0 and (not view.agrees[rows[0], exit_at] or self.coin.random() < self.tier_wrong)
+            row = int(self.coin.integers(len(view), size=1)[0])
+            (exit_at,) = exits(view, own, [row], names)
+            wrong = exit_at >= 0 and (not view.agrees[row, exit_at] or self.coin.random() < self.tier_wrong)
             add(c["tier_n"], **{tier: 1})
             add(c["tier_k"], **{tier: int(wrong)})
             if meter is not None:
@@ -402,6 +412,17 @@ def changed(snapshot: Snapshot, **fields: Any) -> Snapshot:
     )
 
 
+TUNED: dict[bytes, TuningOutcome] = {}
+
+
+def tuned(records: Records, request: TuningRequest) -> TuningOutcome:
+    """What `tune` says, worked out once for all stories that begin alike."""
+    key = hashlib.sha256(pickle.dumps((records, request))).digest()
+    if key not in TUNED:
+        TUNED[key] = tune(records, request)
+    return TUNED[key]
+
+
 def add(counter: dict[str, Any], **amounts: int) -> None:
     for name, amount in amounts.items():
         counter[name] = counter.get(name, 0) + amount
@@ -427,12 +448,11 @@ def costs(others: Mapping[Precision, Records]) -> dict[str, Any]:
     return {**COSTS, **own}
 
 
-def exits(records: Records, plan: Plan, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Index of the ramp each row leaves at, -1 for none. Row by row: a batch is small, and there are many."""
-    ramps = [(names.index(ramp.id), np.float32(float(ramp.threshold))) for ramp in plan.ramps]
-    return np.array(
-        [next((j for j, threshold in ramps if records.uncertainty[row, j] < threshold), -1) for row in rows], dtype=int
-    )
+def exits(records: Records, plan: Plan, rows: Sequence[int], names: Sequence[str]) -> list[int]:
+    """Index of the ramp each row leaves at, -1 for none."""
+    ramps = [(names.index(ramp.id), float(np.float32(float(ramp.threshold)))) for ramp in plan.ramps]
+    uncertainty = records.uncertainty.item
+    return [next((j for j, threshold in ramps if uncertainty(row, j) < threshold), -1) for row in rows]
 
 
 MANIFEST: dict[str, Any] = {
@@ -510,7 +530,7 @@ class Fleet(MemoryShell):
                 worker.configure(self.published)
         store = self._store()
         if decision.tune is not None and store is not None:
-            self.outcome = tune(store.records, decision.tune)
+            self.outcome = tuned(store.records, decision.tune)
         self.conditions_seen.append({c.type: c.status for c in decision.status.conditions})
 
     def run(self, until: Any, *, limit: int = 400) -> None:

@@ -82,6 +82,7 @@ def test_a_few_audits_at_a_low_rate_neither_decide_nor_make_the_others_worthless
     assert found.n > 0.4 * before.audited
 
 
+@pytest.mark.slow
 def test_a_plan_at_its_budget_is_hardly_ever_told_to_be_over_it_however_often_one_looks() -> None:
     rng, over = np.random.default_rng(5), 0
     for _ in range(200):

@@ -185,6 +185,7 @@ def a_cluster(limit: int, **demand: float) -> Cluster:
 DEMANDS = st.dictionaries(st.sampled_from("abcd"), st.floats(0, 120), min_size=2)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(DEMANDS, st.integers(1, 15), st.integers(0, 9), st.integers(0, 9))
 def test_services_come_to_the_same_numbers_in_any_order_and_never_have_more_than_there_are(
@@ -202,6 +203,7 @@ def test_services_come_to_the_same_numbers_in_any_order_and_never_have_more_than
     assert sum(settled[name]["fast"] > 0 for name in asked) == min(limit, len(asked)), "before those nobody asks"
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(DEMANDS, st.integers(1, 15), st.randoms(), st.integers(0, 9))
 def test_noise_of_a_tenth_moves_nobodys_share_over_ten_windows(

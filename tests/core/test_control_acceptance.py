@@ -125,6 +125,7 @@ class TestTheWholeAttempt:
         assert (anew.audited, anew.acceptance_test, anew.history) == ((310, 3), 4, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 2.0], ids=["at its budget", "at two budgets"])
 def test_a_plan_over_its_budget_is_hardly_ever_accepted_however_often_it_is_tried(rate: float) -> None:
     """Forty attempts of 3,000 audits for each of 200 services, looked at with every 50; one in twenty services may be

@@ -10,13 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, changed, pool, pooled, with_endpoint  # type: ignore[import-not-found]
+from fleet import (  # type: ignore[import-not-found]
+    BACKBONE,
+    RAMP_SET,
+    RAMPS,
+    Fleet,
+    changed,
+    pool,
+    pooled,
+    tuned,
+    with_endpoint,
+)
 
 from offramp_core.control.decide import decide
 from offramp_core.control.snapshot import Decision, Event, RecordStore, Snapshot, TrainingOrder, TrainingReport
 from offramp_core.control.tuning.retraining import CAPTURES_NEEDED, REFRESH_SECONDS
 from offramp_core.records import Records
-from offramp_core.tuning import tune
 
 NEW = "sha256:" + "c" * 64
 OLD_HEADS = pool(4000, seed=1, confusion=0.1)  # agree too seldom for a plan
@@ -68,7 +77,7 @@ class TrainingFleet(Fleet):
                 worker.configure(self.published)
         if decision.tune is not None:
             digest = decision.tune.ramp_set_digest
-            self.outcome = tune(self._store_of(digest, self.scored[digest]).records, decision.tune)
+            self.outcome = tuned(self._store_of(digest, self.scored[digest]).records, decision.tune)
 
     def _store_of(self, digest: str, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> RecordStore:
         heads = self.heads if digest == NEW else self.records

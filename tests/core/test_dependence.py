@@ -267,7 +267,10 @@ class TestAFewRequestsInScenes:
         seen = dependence(still, budget=BUDGET)
         assert seen is not None and seen.design_effect == pytest.approx(rows, rel=0.1)
 
-    @pytest.mark.parametrize(("n", "streams"), [(300, 8), (2000, 1), (2000, 64), (2000, 700), (10_000, 64)])
+    @pytest.mark.parametrize(
+        ("n", "streams"),
+        [(300, 8), (2000, 1), (2000, 64), (2000, 700), pytest.param(10_000, 64, marks=pytest.mark.slow)],
+    )
     def test_names_cost_independent_requests_nothing(self, n: int, streams: int) -> None:
         effects = []
         for seed in range(12):

@@ -113,6 +113,7 @@ class TestTheTestOfAMean:
         losses = Losses.of(np.tile(values, 20))
         assert max(losses.p_value(budget=budget), losses.harm(budget=budget)) > 0.05
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("budget", [0.01, 0.1])
     def test_the_level_holds_at_the_budget_for_few_whole_and_many_small_losses(self, budget: float) -> None:
         rng, runs, level = np.random.default_rng(3), 2000, 0.05

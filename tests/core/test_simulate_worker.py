@@ -29,6 +29,8 @@ from offramp_worker.engine.execution.execute import run_stages
 from offramp_worker.engine.queue.batcher import Batcher
 from offramp_worker.engine.queue.tickets import OverloadedError, Ticket, new_ticket
 
+pytestmark = pytest.mark.slow
+
 RAMPS = 5
 ACTIVE = (0, 1, 3)  # ramps 0 and 1 share a place
 Array = npt.NDArray[Any]
@@ -179,7 +181,6 @@ def stages(of: Profile, clock: Clock) -> tuple[TimedStage, ...]:
     return (stage(slice(0, 2), (0, 1)), stage(slice(2, 4), (3,)), stage(slice(4, None), ()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
 @pytest.mark.parametrize("load", [0.3, 0.7, 1.5])
 @pytest.mark.parametrize("make", [poisson, bursts], ids=["poisson", "bursts"])
@@ -200,7 +201,6 @@ def test_every_answer_comes_when_the_workers_own_loop_gives_it(make: Any, load: 
     assert out.batches == worker.batches
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [5, 6])
 @pytest.mark.parametrize("slack", [1.0, 3.0], ids=["tight", "loose"])
 @pytest.mark.parametrize("load", [0.7, 2.0])

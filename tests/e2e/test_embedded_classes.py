@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Up = Any
 Array = npt.NDArray[Any]
 RAMP, BAD = "r02-linear", 4  # of all that it answers 4 % are not the model's, of those that it calls 4 nearly a third
@@ -36,7 +38,6 @@ def answers_to(service: Up, rows: Array) -> tuple[Array, Array]:
     return np.array(labels), np.array(exits) != "final"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_class_whose_exits_break_its_budget_is_named_by_none_while_the_others_go_on(
     up: Callable[..., Up], tools: Any, bundle: Path

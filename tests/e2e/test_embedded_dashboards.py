@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from identity_bundle import _run_tapped, inputs
 from prometheus_beside import GENERATED, SCRAPE_SECONDS, asked, prometheus, queries, values, without_data
 
+pytestmark = pytest.mark.slow
+
 # A service that has something to show in every panel: a slice, a cache, answers kept for true labels, and enough
 # batches held back to measure savings in a minute.
 SPEC = {
@@ -95,7 +97,6 @@ def look_at_the_page(browser: Any, service: Any) -> None:
     page.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
     up: Callable[..., Any], tools: Any, bundle: Path, tmp_path: Path, browser: Any

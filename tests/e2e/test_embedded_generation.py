@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from prometheus_beside import GENERATED, prometheus, queries, values, without_data
 from streams import Readers
 
+pytestmark = pytest.mark.slow
+
 Up = Any
 LATENCY = {"timeToFirstToken": "20s", "timePerToken": "5s"}  # which a machine of any pace keeps
 
@@ -31,7 +33,6 @@ def is_lossy(plan: dict[str, Any]) -> bool:
     return bool(plan) and (plan["precision"] != "fp32" or bool(plan["ramps"]))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_generated_answers_are_certified_canaried_promoted_and_exact_again_when_the_user_says_so(
     up: Callable[..., Up], tools: Any, tmp_path: Path

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Up = Any
 
 
@@ -17,7 +19,6 @@ def stable_plan(service: Up) -> dict[str, Any]:
     return next((dict(o["spec"]) for o in service.objects("RampConfig") if o["metadata"]["name"] == name), {})
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_lower_precision_is_certified_and_promoted_and_goes_off_when_the_user_asks_for_exact(
     up: Callable[..., Up], tools: Any, tmp_path: Path

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Up = Any
 BUDGET = 0.05
 
@@ -27,7 +29,6 @@ def ledger_of(service: Up) -> dict[str, Any]:
     return dict(service.rollout()["status"].get("ledger", {}))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_plan_is_certified_canaried_and_promoted_across_restarts_of_everything(
     up: Callable[..., Up], tools: Any, bundle: Path

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Up = Any
 Array = npt.NDArray[Any]
 BUDGET, STRICT = "0.1", "0.03"
@@ -34,7 +36,6 @@ def tier(service: Up) -> dict[str, Any]:
     return next(iter(service.status().get("tiers", [])), {})
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_tiers_get_different_plans_and_the_one_that_breaks_its_budget_is_stopped_alone(
     up: Callable[..., Up], tools: Any, bundle: Any

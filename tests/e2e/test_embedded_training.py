@@ -20,6 +20,8 @@ import safetensors.numpy
 
 from offramp_core.bundle import Manifest, ramp_set_digest
 
+pytestmark = pytest.mark.slow
+
 Up = Any
 BUDGET = 0.05
 ROWS_PER_REQUEST = 8
@@ -95,7 +97,6 @@ def told(service: Any) -> set[str]:
     return {line["reason"] for line in map(msgspec.json.decode, lines)}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ramps_trained_on_live_traffic_are_canaried_promoted_and_save_more_within_the_budget(
     up: Callable[..., Up], tools: Any, tmp_path: Path

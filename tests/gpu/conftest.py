@@ -24,12 +24,6 @@ def pytest_report_header() -> str:
     return f"GPU: {here[0] if here else 'none'}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.gpu)
-
-
 @pytest.fixture(scope="session")
 def device() -> Device:
     reasons = {device.name: missing(device) for device in (CUDA, WEBGPU)}

@@ -28,6 +28,8 @@ from offramp_worker.prepare.precision.halving import half_model
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport
 
+pytestmark = pytest.mark.gpu
+
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3}
 THRESHOLD, NARROW = 0.5, 0.01  # rows whose uncertainty lies closer to the threshold may go either way by rounding
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -20,7 +22,6 @@ def make(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-@pytest.mark.slow
 def test_it_lists_what_is_pinned_with_its_hashes_and_is_reproducible(tmp_path: Path) -> None:
     first, second = make(tmp_path / "a"), make(tmp_path / "b")
     assert first == second
@@ -42,7 +43,6 @@ def test_it_lists_what_is_pinned_with_its_hashes_and_is_reproducible(tmp_path: P
         assert document["dependencies"][0]["dependsOn"] == [item["bom-ref"] for item in document["components"]]
 
 
-@pytest.mark.slow
 def test_it_lists_the_debian_packages_below_and_python_itself(tmp_path: Path) -> None:
     base = Path(
         subprocess.run([ROOT / "cluster" / "base-image"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
@@ -60,7 +60,6 @@ def test_it_lists_the_debian_packages_below_and_python_itself(tmp_path: Path) ->
             assert re.fullmatch("[0-9a-f]{64}", item["hashes"][0]["content"])
 
 
-@pytest.mark.slow
 def test_each_image_has_its_own(tmp_path: Path) -> None:
     listed = {
         name: {item["name"] for item in json.loads(content)["components"]} for name, content in make(tmp_path).items()

@@ -34,6 +34,8 @@ from offramp_operator.shell.platform import ServiceKey  # noqa: E402
 from offramp_operator.shell.reconcile import Reconciler  # noqa: E402
 from offramp_operator.shell.signing import SigningKey  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GIT = "argocd-controller"
 PASSES = 300
 
@@ -76,7 +78,6 @@ class WithWorkers(KubePlatform):
         return gathered and replace(gathered, workers=pods)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_service_applied_from_git_over_and_over_never_differs_while_the_controller_works(
     api: Any, namespace: str, tools: Any

@@ -6,6 +6,7 @@ import base64
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,21 @@ from offramp_core.protocol import SignedDocument
 from offramp_core.task import top_labels
 from offramp_worker.engine.execution.sessions import Sessions
 
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def fresh(bundle_dir: Path) -> Iterator[WorkerProcess]:
+    """A worker that got no plan yet; who takes it gives it none."""
+    with WorkerProcess(bundle_dir) as process:
+        yield process
+
+
 # --- who may ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_without_the_token_every_admin_path_is_401(worker: WorkerProcess) -> None:
-    stranger = httpx.Client(base_url=worker.admin.base_url, timeout=60)
+def test_without_the_token_every_admin_path_is_401(fresh: WorkerProcess) -> None:
+    stranger = httpx.Client(base_url=fresh.admin.base_url, timeout=60)
     for header in (
         None,
         "Bearer wrong",
@@ -44,20 +54,18 @@ def test_without_the_token_every_admin_path_is_401(worker: WorkerProcess) -> Non
             assert "a-token" not in reply.text
 
 
-@pytest.mark.slow
-def test_a_stranger_is_refused_before_anything_of_a_request_is_read(worker: WorkerProcess) -> None:
+def test_a_stranger_is_refused_before_anything_of_a_request_is_read(fresh: WorkerProcess) -> None:
     """A body of two megabytes, twice what a document may have: with the token too large, without it not looked at."""
-    stranger, body = httpx.Client(base_url=worker.admin.base_url, timeout=60), b"x" * 2**21
+    stranger, body = httpx.Client(base_url=fresh.admin.base_url, timeout=60), b"x" * 2**21
     assert stranger.post("/v1/config", content=body).status_code == 401
-    assert worker.admin.post("/v1/config", content=body).status_code == 413
+    assert fresh.admin.post("/v1/config", content=body).status_code == 413
     assert stranger.post("/v1/config", content=body, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 401
-    metrics = httpx.get(f"{worker.admin.base_url}/metrics", timeout=60)
+    metrics = httpx.get(f"{fresh.admin.base_url}/metrics", timeout=60)
     assert metrics.status_code == 401, "nothing on this port is public"
 
 
-@pytest.mark.slow
-def test_the_first_state_offers_the_bundle_with_exits_off(worker: WorkerProcess, bundle_dir: Path) -> None:
-    state = worker.state()
+def test_the_first_state_offers_the_bundle_with_exits_off(fresh: WorkerProcess, bundle_dir: Path) -> None:
+    state = fresh.state()
     plan = plan_for(bundle_dir)
     assert (state.uid, state.service_uid, state.model, state.ready, state.epoch) == (
         "worker-1",
@@ -124,7 +132,6 @@ class _Raw:
         return self.mapping
 
 
-@pytest.mark.slow
 def test_every_doubtful_document_is_refused_with_its_reason_and_changes_nothing(
     worker: WorkerProcess, bundle_dir: Path
 ) -> None:
@@ -146,7 +153,6 @@ def test_every_doubtful_document_is_refused_with_its_reason_and_changes_nothing(
 # --- switching -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_plan_switch_under_load_answers_every_request_under_one_plan(
     worker: WorkerProcess, bundle_dir: Path, sessions: Sessions
 ) -> None:
@@ -197,7 +203,6 @@ def test_a_plan_switch_under_load_answers_every_request_under_one_plan(
     assert {c.plan_hash for c in counts[1:]} == {p.content_hash for p in plans}
 
 
-@pytest.mark.slow
 def test_arms_share_the_batches_by_weight_and_replies_say_which(worker: WorkerProcess, bundle_dir: Path) -> None:
     stable, canary = plan_for(bundle_dir, {"r02-linear": "0.5"}), plan_for(bundle_dir, {"r02-linear": "0.9"})
     worker.deliver(document(stable, canary=canary, weight=50, epoch=1, audit_rate=0.5)).raise_for_status()
@@ -219,7 +224,6 @@ def test_arms_share_the_batches_by_weight_and_replies_say_which(worker: WorkerPr
         assert sum(sum(h.values()) for h in counts.execution.values()) == counts.batches
 
 
-@pytest.mark.slow
 def test_records_are_pulled_in_pieces_without_gap_or_repeat(worker: WorkerProcess, bundle_dir: Path) -> None:
     worker.deliver(document(plan_for(bundle_dir), audit_rate=1.0)).raise_for_status()
     for part in np.split(bundles.inputs(6000, seed=30), 6):
@@ -235,17 +239,15 @@ def test_records_are_pulled_in_pieces_without_gap_or_repeat(worker: WorkerProces
     assert worker.admin.get("/v1/observations", params={"after": "-1"}).status_code == 400
 
 
-@pytest.mark.slow
-def test_a_document_that_is_no_text_or_nested_without_end_is_malformed(worker: WorkerProcess) -> None:
+def test_a_document_that_is_no_text_or_nested_without_end_is_malformed(fresh: WorkerProcess) -> None:
     for body in (b'{"payload": "\xff"}', b'{"more": ' + b"[" * 100_000, b"[", b""):
-        reply = worker.admin.post("/v1/config", content=body)
+        reply = fresh.admin.post("/v1/config", content=body)
         assert (reply.status_code, reply.json()["reason"]) == (400, "Malformed")
 
 
 # --- the plan file ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_plan_file_is_taken_before_ready_and_when_its_content_changes(bundle_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
 
@@ -266,7 +268,6 @@ def test_the_plan_file_is_taken_before_ready_and_when_its_content_changes(bundle
         eventually(lambda: process.state().epoch == 2, what="epoch 2")
 
 
-@pytest.mark.slow
 def test_a_worker_that_drains_stays_until_the_audits_that_were_waited_for_are_told(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
@@ -287,7 +288,6 @@ def test_a_worker_that_drains_stays_until_the_audits_that_were_waited_for_are_to
 # --- crashes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_process_that_dies_in_a_canary_batch_is_known_to_the_next_one(bundle_dir: Path, tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     env = {"OFFRAMP_STATE_DIR": str(state_dir)}
@@ -328,7 +328,6 @@ def test_a_process_that_dies_in_a_canary_batch_is_known_to_the_next_one(bundle_d
         assert process.infer(bundles.inputs(1))["parameters"]["arm"] == "stable"  # not again under the same epoch
 
 
-@pytest.mark.slow
 def test_the_breaker_shows_in_the_state_and_the_canary_stops_too(worker: WorkerProcess, bundle_dir: Path) -> None:
     reckless = plan_for(bundle_dir, {"r00-grid": "1"})
     worker.deliver(document(reckless, canary=reckless, weight=50, audit_rate=1.0)).raise_for_status()
@@ -347,7 +346,6 @@ def test_the_breaker_shows_in_the_state_and_the_canary_stops_too(worker: WorkerP
     assert not worker.state().breaker_open
 
 
-@pytest.mark.slow
 def test_a_canary_whose_lease_has_ended_is_told_by_its_absence_until_a_new_document_comes(
     worker: WorkerProcess, bundle_dir: Path
 ) -> None:
@@ -361,7 +359,6 @@ def test_a_canary_whose_lease_has_ended_is_told_by_its_absence_until_a_new_docum
     assert again["canary_hash"] == canary.content_hash
 
 
-@pytest.mark.slow
 def test_pulls_of_an_operator_that_cannot_act_let_a_canary_end_with_its_lease(
     worker: WorkerProcess, bundle_dir: Path
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from processes import WorkerProcess, document, infer_json, plan_for
 from prometheus_client.parser import text_string_to_metric_families
 
+pytestmark = pytest.mark.slow
+
 URL = "/v2/models/tiny/feedback"
 ROWS = 20
 
@@ -28,7 +30,6 @@ def counted(process: WorkerProcess, outcome: str) -> float:
     return sum(s.value for s in samples if s.labels == {"arm": "stable", "outcome": outcome})
 
 
-@pytest.mark.slow
 def test_true_labels_are_counted_by_arm_once_per_reply(process: WorkerProcess) -> None:
     right, wrong = counted(process, "right"), counted(process, "wrong")
     reply = process.infer(bundles.inputs(3), id="mine")
@@ -40,7 +41,6 @@ def test_true_labels_are_counted_by_arm_once_per_reply(process: WorkerProcess) -
     assert (counted(process, "right"), counted(process, "wrong")) == (right + 2, wrong + 1)
 
 
-@pytest.mark.slow
 def test_a_reply_to_a_request_without_id_has_one_to_answer_to(process: WorkerProcess) -> None:
     first, second = process.infer(bundles.inputs(1)), process.infer(bundles.inputs(1))
     assert first["id"] != second["id"]
@@ -48,14 +48,12 @@ def test_a_reply_to_a_request_without_id_has_one_to_answer_to(process: WorkerPro
     assert verdict.json() == {"id": first["id"], "right": 1, "wrong": 0}
 
 
-@pytest.mark.slow
 def test_only_the_last_rows_are_kept(process: WorkerProcess) -> None:
     names = [process.infer(bundles.inputs(4), id=f"kept-{i}")["id"] for i in range(ROWS // 4 + 1)]
     statuses = [process.public.post(URL, json={"id": name, "label": [0] * 4}).status_code for name in names]
     assert statuses == [404] + [200] * (ROWS // 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -78,7 +76,6 @@ def test_bad_feedback_is_refused_and_may_be_mended(process: WorkerProcess, body:
     assert process.public.post(URL, json={"id": "bad", "label": 0}).status_code == 200
 
 
-@pytest.mark.slow
 def test_feedback_is_off_unless_asked_for(bundle_dir: Path) -> None:
     with WorkerProcess(bundle_dir, control_plane=False) as process:
         reply = process.public.post("/v2/models/tiny/infer", json=infer_json(bundles.inputs(1))).json()

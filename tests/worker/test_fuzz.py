@@ -18,6 +18,8 @@ from processes import WorkerProcess, document, eventually, plan_for
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.engine.execution.sessions import Sessions
 
+pytestmark = pytest.mark.slow
+
 OBJECTIVE = {"OFFRAMP_LATENCY_SECONDS": "0.5", "OFFRAMP_GRPC_PORT": "0"}
 ASKED = int(os.environ.get("OFFRAMP_FUZZ_REQUESTS", "0"))  # by `python -m bench.fuzz`
 # Of the valid requests: the load is far below what the worker can do, but a busy machine may stall for a while.
@@ -29,7 +31,6 @@ PLANS = {
 CLEAR = 0.002  # of a threshold, so that a row leaves at the same ramp in any batch
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(7200 if ASKED else 1800)
 def test_hostile_requests_are_refused_and_their_neighbours_get_their_own_answers(
     bundle_dir: Path, sessions: Sessions
@@ -40,7 +41,6 @@ def test_hostile_requests_are_refused_and_their_neighbours_get_their_own_answers
     assert process.process.returncode == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "requests"), [("fp32", 4_000), ("int8", 1_000)], ids=PLANS)
 @pytest.mark.timeout(1800)
 def test_the_same_under_a_plan_with_exits_and_an_objective(tmp_path: Path, precision: str, requests: int) -> None:
@@ -51,7 +51,6 @@ def test_the_same_under_a_plan_with_exits_and_an_objective(tmp_path: Path, preci
         assert tally.refused <= MAX_REFUSED * tally.sent["valid"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", PLANS)
 def test_hostile_messages_over_grpc_harm_nobody(tmp_path: Path, precision: str) -> None:
     with under_a_plan(tmp_path, precision) as (process, pool):

@@ -77,7 +77,13 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Models by datatype and form, each exported once."""
+    return cache(lambda datatype, form: inputs.save_model(tmp_path_factory.mktemp("model"), datatype, form))
+
+
+@pytest.fixture(scope="module")
+def bundle_of(model_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Bundles by datatype, each prepared once."""
 
     @cache
@@ -85,7 +91,7 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp(datatype)
         np.savez(folder / "data.npz", x=inputs.rows(datatype, 800, seed=3))
         request = PrepareRequest(
-            inputs.save_model(folder, datatype, FORMS[datatype]),
+            model_of(datatype, FORMS[datatype]),
             str(folder / "data.npz"),
             folder / "bundle",
             name="tiny",
@@ -267,9 +273,9 @@ def test_heads_are_trained_again_on_inputs_of_the_type_alone(bundle_of: Any, dat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("datatype", FORMS)
-def test_data_of_another_kind_than_the_models_input_is_refused(datatype: str, tmp_path: Path) -> None:
+def test_data_of_another_kind_than_the_models_input_is_refused(model_of: Any, datatype: str) -> None:
     for form in ("onnx", "pt2"):
-        model, other = inputs.save_model(tmp_path, datatype, form), "FP16" if datatype == "UINT8" else "UINT8"
+        model, other = model_of(datatype, form), "FP16" if datatype == "UINT8" else "UINT8"
         held, taken = np.dtype(inputs.TYPES[other]), np.dtype(inputs.TYPES[datatype])
         with pytest.raises(InvalidArgumentError, match=f"data x holds {held}; the model takes {taken}"):
             load_backbone(model, inputs.rows(other, 20, seed=1))

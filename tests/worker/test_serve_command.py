@@ -14,11 +14,12 @@ import httpx
 import pytest
 from processes import START_SECONDS, eventually
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-c", "import typer; from offramp_cli.serve import serve; typer.run(serve)"]
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("OFFRAMP_")}
 
 
-@pytest.mark.slow
 def test_a_broken_bundle_is_one_line_that_names_the_file_and_exit_code_2(bundle_dir: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(bundle_dir, tmp_path / "broken"))
     (folder / "profile.json").write_text("{}")
@@ -35,7 +36,6 @@ def test_a_broken_bundle_is_one_line_that_names_the_file_and_exit_code_2(bundle_
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["folder", "lr=0.1/bundle", "a=b"])
 def test_a_folder_that_is_no_bundle_is_refused(name: str, tmp_path: Path) -> None:
     """Also one whose path looks like NAME=DIR."""
@@ -47,7 +47,6 @@ def test_a_folder_that_is_no_bundle_is_refused(name: str, tmp_path: Path) -> Non
     assert "error: manifest.json: cannot be read" in result.stderr
 
 
-@pytest.mark.slow
 def test_a_port_in_use_is_told_without_a_traceback(bundle_dir: Path) -> None:
     with subprocess.Popen(
         [*COMMAND, str(bundle_dir), "--port", "0"], env=ENV, stderr=subprocess.PIPE, text=True

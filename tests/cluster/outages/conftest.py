@@ -18,10 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from offramp_worker.prepare.pipeline import PrepareRequest
-from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.remeasure import remeasure_bundle
-
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "e2e")]
 
 from identity_bundle import inputs, write_bundle  # noqa: E402
@@ -91,6 +87,10 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
 
 def _remeasured(bundle: Path, out: Path) -> Path:
     """The bundle as ``offramp prepare --remeasure`` makes it, for workers with two threads."""
+    from offramp_worker.prepare.pipeline import PrepareRequest  # imports torch, which takes seconds
+    from offramp_worker.prepare.progress import Reporter
+    from offramp_worker.prepare.remeasure import remeasure_bundle
+
     rows = out.with_suffix(".npz")
     np.savez(rows, x=inputs(64))
     request = PrepareRequest(model=str(bundle), data=str(rows), out=out, threads=2, profile_seconds=0.1)
