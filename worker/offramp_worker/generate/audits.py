@@ -3,7 +3,8 @@ can do.
 
 A request is drawn by one uniform number at its admission, before anything is known of its answer. While the backlog is
 full nobody is drawn: the decision hangs on what is owed and not on the request, so those that are drawn stay a fair
-sample, and each record has the rate it was drawn with. What is drawn is never dropped.
+sample, and each record has the rate it was drawn with. It is full where more could not be done in time within the
+share, by what audits took lately; one may always be owed. What is drawn is never dropped.
 
 An audit asks every variant the same prompt, so that one record says what each plan would have lost; what was served is
 not computed again.
@@ -35,6 +36,9 @@ from offramp_worker.logs import log_event
 
 MAX_OWED = 256
 MAX_OWED_TOKENS = 1_000_000  # of their prompts and answers
+MAX_OWED_SECONDS = 60.0  # until all of it is done beside requests; half of what a canary's step waits for it
+MAX_DEBT_SECONDS = 30.0  # of which audits have no share after they took idle time
+NEWEST = 0.1  # weight of the newest audit in what one takes
 TIE_MARGIN = 1e-3  # of logits; closer ones may change places where arithmetic is done in another order
 PIECE = 64
 GREEDY = Sampling(logprobs=True)  # what is compared: with log probabilities, of which an answer's uncertainty is made
@@ -88,6 +92,7 @@ class _Running:
     left: deque[str]
     given: dict[str, Given] = field(default_factory=dict)
     broke: list[str] = field(default_factory=list)
+    seconds: float = 0.0
     variant: str = ""
     sequence: int | None = None
     answer: GeneratedAnswer | None = None
@@ -147,7 +152,7 @@ class AuditDesk:
         self._backlog: deque[Owed] = deque()
         self._now: _Running | None = None
         self._promised = self._promised_tokens = 0
-        self._credit = 0.0
+        self._credit = self._each = 0.0  # ``each``: seconds that an audit took lately
 
     def __len__(self) -> int:
         """Drawn and not compared yet, those included whose answer is still being written; from any thread."""
@@ -155,7 +160,10 @@ class AuditDesk:
 
     def open_to(self, tokens: int) -> bool:
         """Whether one more may be drawn; from any thread."""
-        return self._promised < MAX_OWED and self._promised_tokens + tokens <= MAX_OWED_TOKENS
+        now = self._now
+        each = max(self._each, now.seconds if now is not None else 0.0)
+        in_time = not self._promised or (self._promised + 1) * each <= MAX_OWED_SECONDS * self._share
+        return in_time and self._promised < MAX_OWED and self._promised_tokens + tokens <= MAX_OWED_TOKENS
 
     def promise(self, tokens: int) -> None:
         """A request was drawn."""
@@ -215,7 +223,8 @@ class AuditDesk:
         except Exception as error:
             progress = SequenceProgress(now.sequence, ended=True, error=str(error) or type(error).__name__)
         seconds = self._clock() - began
-        self._credit = max(self._credit - seconds, -60.0)
+        now.seconds += seconds
+        self._credit = max(self._credit - seconds, -max(seconds, MAX_DEBT_SECONDS * self._share))
         self._spend(now.owed, progress.busy or seconds)
         self._took(now, progress)
         return True
@@ -274,15 +283,19 @@ class AuditDesk:
         """Without the reference's answer there is no verdict; another variant's is as good as lost."""
         now.sequence = now.answer = None
         if now.variant == REFERENCE:
-            self._give_up(now.owed, error)
+            self._give_up(now, error)
             return
         log_event("audit-broke-off", level="error", variant=now.variant, error=error)
         now.broke.append(now.variant)
 
-    def _finish(self, now: _Running) -> None:
+    def _done(self, now: _Running) -> None:
+        self._each += (now.seconds - self._each) * (NEWEST if self._each else 1.0)
         self._now = None
+        self.withdraw(now.owed.size)
+
+    def _finish(self, now: _Running) -> None:
+        self._done(now)
         owed, reference = now.owed, now.given[REFERENCE]
-        self.withdraw(owed.size)
         lossy = {name: given for name, given in now.given.items() if name != REFERENCE}
         self._judge(
             Audited(
@@ -295,12 +308,11 @@ class AuditDesk:
             )
         )
 
-    def _give_up(self, owed: Owed, error: str) -> None:
+    def _give_up(self, now: _Running, error: str) -> None:
         """What cannot be compared counts against the plan: losing it would bias the count towards agreement."""
         log_event("audit-lost", level="error", error=error)
-        self._now = None
-        self.withdraw(owed.size)
-        self._lost(owed)
+        self._done(now)
+        self._lost(now.owed)
 
 
 def equality(served: Sequence[int], reference: Sequence[Token]) -> Equality:
