@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.sharing import WINDOW_SECONDS, Claim, Held, Popularity, Shares, Turn, evicted, next_turn
-from offramp_core.sharing.turns import NEARLY_FULL
+from offramp_core.sharing.turns import NEARLY_FULL, QUANTUM_DEAREST, SURPLUS_DEAREST
 
 LONGEST = 0.05  # seconds of a batch in these simulations
 seconds = st.floats(0.001, LONGEST)
@@ -130,6 +130,22 @@ def test_batches_of_a_queue_that_the_others_leave_no_time_for_are_as_short_as_th
     turns = [shares.turn_of("flood", now=0.0, others_wait=True, behind=each) for each in (0.0, 0.01, 0.03)]
     assert turns == [Turn.QUANTUM, Turn.QUANTUM, Turn.SURPLUS]
     assert Shares({"flood": 1.0}).turn_of("flood", now=0.0, others_wait=False, behind=9.0) is Turn.ALONE
+
+
+def test_a_long_queue_beside_others_that_are_hardly_there_is_answered_in_whole_batches() -> None:
+    shares = Shares({"burst": 1.0, "rare": 1.0}, {"burst": 0.45, "rare": 0.002})
+    assert shares.of("burst", now=0.0) > shares.level(now=0.0)
+    assert shares.turn_of("burst", now=0.0, others_wait=False, behind=1.0) is Turn.ALONE
+    assert shares.turn_of("burst", now=0.0, others_wait=True, behind=1.0) is Turn.SURPLUS, "then it is waited for"
+    assert shares.turn_of("burst", now=0.0, others_wait=False) is Turn.QUANTUM, "it needs no more"
+
+
+@given(st.lists(st.floats(0.0, 0.01), min_size=1, max_size=40), st.floats(1e-4, 0.2))
+def test_no_batch_is_so_short_that_its_rows_take_much_longer(rows: list[float], fixed: float) -> None:
+    seconds = [0.0, *(fixed + had for had in accumulate(rows))]
+    by_row = [each / n for n, each in enumerate(seconds) if n]
+    costs = {turn: by_row[turn.rows(seconds) - 1] / min(by_row) for turn in Turn}
+    assert costs[Turn.QUANTUM] <= QUANTUM_DEAREST + 1e-9 and costs[Turn.SURPLUS] <= SURPLUS_DEAREST + 1e-9
 
 
 def test_a_long_queue_does_not_keep_a_model_from_what_it_is_guaranteed() -> None:

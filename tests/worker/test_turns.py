@@ -219,6 +219,35 @@ def test_others_hardly_wait_for_a_flood_that_is_read_and_refused(clock: Clock, s
     assert sorted(waits)[int(0.95 * len(waits))] < 5 * ROW
 
 
+@pytest.mark.parametrize("asked_each_second", [1, 20])
+def test_a_burst_is_soon_over_where_a_model_batches_well(clock: Clock, asked_each_second: int) -> None:
+    """190 rows at once, then 150 a second: one by one they take 0.75 of the time, and the burst would stay."""
+    executor = SharedExecutor({"burst": 1.0, "other": 1.0}, clock=clock)
+    seconds = [0.0, *(0.005 + 0.0001 * i for i in range(32))]
+    most = {turn: turn.rows(seconds) for turn in Turn}
+    coming = [(0.0, "burst")] * 190 + [(i / 150, "burst") for i in range(450)]
+    coming = sorted(coming + [(i / asked_each_second, "other") for i in range(3 * asked_each_second)])
+    queues = {name: deque[float]() for name in ("burst", "other")}
+    late = []
+
+    def asked() -> dict[str, Claim]:
+        behind = {name: divmod(len(q) - 1, 32) for name, q in queues.items() if q}
+        return {n: Claim(queues[n][0] + 0.1, behind=k * seconds[32] + seconds[rest]) for n, (k, rest) in behind.items()}
+
+    while coming or asked():
+        while coming and coming[0][0] <= clock.now:
+            came, name = coming.pop(0)
+            queues[name].append(came)
+        if (chosen := executor.begin(asked())) is None:
+            clock.now = coming[0][0]
+            continue
+        rows = min(len(queues[chosen]), most[executor.turn_of(chosen)] if chosen == "burst" else 1)
+        clock.now += seconds[rows] if chosen == "burst" else 0.002
+        late += [clock.now - queues[chosen].popleft() > 0.1 for _ in range(rows)]
+        executor.give(chosen, asked=asked())
+    assert not any(late)
+
+
 def test_who_asks_again_before_its_turn_ends_has_its_share_though_its_batches_are_short(clock: Clock) -> None:
     executor = SharedExecutor({"long": 1.0, "short": 1.0}, clock=clock)
 

@@ -25,11 +25,13 @@ LEAST_SHARE, MOST_SHARE = 0.001, 1000.0
 NEARLY_FULL = 0.8
 #: Of the executor's time; as long as all together take less, it is mostly idle.
 SPARE = 0.5
-#: The longest batch that is begun where other models use the executor, and what its rows may take, times those of the
-#: best batch, so that it is a shorter one.
-QUANTUM_SECONDS, QUANTUM_DEARER = 0.02, 1.1
+#: Of the executor's time; others that take less are hardly there.
+RARE = 0.02
+#: The longest batch that is begun where other models use the executor; what its rows may take, times those of the best
+#: batch, so that it is a shorter one; and what they may take at the most, however long the batch is then.
+QUANTUM_SECONDS, QUANTUM_DEARER, QUANTUM_DEAREST = 0.02, 1.1, 1.25
 #: The same of a model that takes too much.
-SURPLUS_SECONDS, SURPLUS_DEARER = 0.004, 1.2
+SURPLUS_SECONDS, SURPLUS_DEARER, SURPLUS_DEAREST = 0.004, 1.2, 1.5
 #: How long what waits of a model takes at its rate before its batches are that short too.
 LONG_QUEUE_SECONDS = 0.1
 _FORGOTTEN_SECONDS = 1e-4
@@ -38,7 +40,7 @@ _FORGOTTEN_SECONDS = 1e-4
 class Turn(Enum):
     """Which batch a model may run now."""
 
-    #: Nobody else uses the executor.
+    #: Nobody else uses the executor, or hardly anybody where the queue is long.
     ALONE = "alone"
     #: Others use it.
     QUANTUM = "quantum"
@@ -46,12 +48,17 @@ class Turn(Enum):
     SURPLUS = "surplus"
 
     def rows(self, seconds: Sequence[float]) -> int:
-        """The most rows, where batches of 0, 1, ... rows take so many ``seconds``; one at least."""
+        """The most rows, where batches of 0, 1, ... rows take so many ``seconds``. They are never so few that the model
+        is much slower by it: its queue would grow, and its batches be short for that again."""
         if self is Turn.ALONE:
             return len(seconds) - 1
-        most, dearer = (SURPLUS_SECONDS, SURPLUS_DEARER) if self is Turn.SURPLUS else (QUANTUM_SECONDS, QUANTUM_DEARER)
+        most, dearer, dearest = (
+            (SURPLUS_SECONDS, SURPLUS_DEARER, SURPLUS_DEAREST)
+            if self is Turn.SURPLUS
+            else (QUANTUM_SECONDS, QUANTUM_DEARER, QUANTUM_DEAREST)
+        )
         within = sum(each <= most for each in seconds[1:])
-        return max(1, min(within, thrifty_rows(seconds, dearer=dearer)))
+        return max(thrifty_rows(seconds, dearer=dearest), min(within, thrifty_rows(seconds, dearer=dearer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +134,7 @@ class Shares:
         Half, since what waits in a queue that is served at all of it has waited as long as what is behind it takes: it
         would be as urgent as what has just come to others.
         """
-        others = (sum(self.used.values()) - self.used.get(name, 0.0)) * self._left(now) / WINDOW_SECONDS
-        return max(self._guaranteed(name), NEARLY_FULL - others) / 2
+        return max(self._guaranteed(name), NEARLY_FULL - self._others(name, now=now)) / 2
 
     def idles(self, *, now: float) -> bool:
         """Whether the executor has mostly been idle of late."""
@@ -141,7 +147,13 @@ class Shares:
             return Turn.ALONE
         too_much = self.of(name, now=now) > self.level(now=now)
         grows = behind > LONG_QUEUE_SECONDS * self.rate(name, now=now)
-        return Turn.SURPLUS if too_much or grows else Turn.QUANTUM
+        if others_wait or self._others(name, now=now) > RARE:
+            return Turn.SURPLUS if too_much or grows else Turn.QUANTUM
+        return Turn.ALONE if grows else Turn.QUANTUM
+
+    def _others(self, name: str, *, now: float) -> float:
+        """The part of the executor that all others have had of late."""
+        return (sum(self.used.values()) - self.used.get(name, 0.0)) * self._left(now) / WINDOW_SECONDS
 
     def _guaranteed(self, name: str) -> float:
         return NEARLY_FULL * self.weights[name] / sum(self.weights.values())
