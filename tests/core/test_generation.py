@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from offramp_core.generation.losses import (
     token_f1,
 )
 from offramp_core.generation.stops import StopScanner
-from offramp_core.generation.turns import PASSED_AT_MOST, WAITED, PromptReading, Waiting, next_prompt, next_to_begin
+from offramp_core.generation.turns import PASSED_AT_MOST, WAITED, PromptReading, next_prompt, take_next
 from offramp_core.plan import Plan
 from offramp_core.records import records_from_arrays
 
@@ -164,9 +165,11 @@ def test_a_long_prompt_is_read_however_many_short_ones_come(left: int) -> None:
 
 
 def test_small_requests_pass_a_large_one_a_few_times_and_then_wait_for_it() -> None:
-    for passed in range(PASSED_AT_MOST):
-        assert next_to_begin([Waiting(1, 900, passed), Waiting(2, 100)], free_bytes=500) == Waiting(2, 100)
-    assert next_to_begin([Waiting(1, 900, PASSED_AT_MOST), Waiting(2, 100)], free_bytes=500) is None
+    large, *small = line = [Work(1.0, 900), *(Work(1.0, 100) for _ in range(PASSED_AT_MOST + 1))]
+    for one in small[:-1]:
+        assert take_next(line, free_bytes=500) is one
+    assert take_next(line, free_bytes=500) is None
+    assert take_next(line, free_bytes=900) is large and line == small[-1:]
 
 
 @pytest.mark.parametrize(
@@ -190,31 +193,78 @@ def test_who_finds_nobody_before_it_is_let_in() -> None:
     assert admit(WorkerLoad(), AdmissionLimits(waiting=1, running=1, reply_bytes=1), answers=9, reply=999) is None
 
 
-@given(st.lists(st.floats(0.01, 9), max_size=9), st.lists(st.floats(0.01, 9), max_size=9), st.integers(1, 5))
-def test_the_wait_for_a_turn_is_that_of_answers_that_share_the_engine(
-    running: list[float], waiting: list[float], at_once: int
+def plainly(
+    running: list[Work], waiting: list[Work], *, at_once: int, own_bytes: int, free_bytes: int, audit: Work | None
+) -> float:
+    """The wait for a turn, piece by piece of what is left, by the line's rule in the fewest words."""
+    left, now = [[w.seconds, w.cache_bytes] for w in running], 0.0
+    line = [[w.seconds, w.cache_bytes, w.passed] for w in waiting] + [[math.nan, own_bytes, 0]]
+    while True:
+        stops = (at for at, one in enumerate(line) if one[1] <= free_bytes or one[2] >= PASSED_AT_MOST)
+        at = next(stops, None)
+        if len(left) < at_once and at is not None and line[at][1] <= free_bytes:
+            for before in line[:at]:
+                before[2] += 1
+            seconds, size, _ = line.pop(at)
+            if math.isnan(seconds):
+                return now
+            left.append([seconds, size])
+            free_bytes -= int(size)
+        elif left:
+            first = min(left)
+            now += first[0] * len(left)
+            left.remove(first)
+            left = [[seconds - first[0], size] for seconds, size in left]
+            free_bytes += int(first[1])
+        else:
+            assert audit is not None, "whoever fits the empty memory begins in the end"
+            now, free_bytes, audit = now + audit.seconds, free_bytes + audit.cache_bytes, None
+
+
+MEMORY = 600
+sizes = st.integers(0, MEMORY)
+works = st.builds(Work, st.integers(1, 9), sizes, st.integers(0, PASSED_AT_MOST))
+
+
+@given(st.lists(works, max_size=9), st.lists(works, max_size=12), st.integers(1, 5), sizes, st.none() | works)
+def test_the_wait_for_a_turn_is_that_of_answers_that_share_the_engine_and_the_memory(
+    runs: list[Work], waiting: list[Work], at_once: int, own_bytes: int, audit: Work | None
 ) -> None:
-    left, line, now = list(running), list(waiting), 0.0
-    while len(left) >= at_once or line:  # second by second of what is left, the plain way
-        while line and len(left) < at_once:
-            left.append(line.pop(0))
-        if len(left) < at_once:
-            break
-        first = min(left)
-        now += first * len(left)
-        left.remove(first)
-        left = [work - first for work in left]
-    found = until_turn([Work(s) for s in running], [Work(s) for s in waiting], at_once=at_once)
-    assert found == pytest.approx(now)
+    free, running = MEMORY - (audit.cache_bytes if audit else 0), []
+    for work in runs:
+        if work.cache_bytes <= free:
+            running.append(work)
+            free -= work.cache_bytes
+    given: Any = {"at_once": at_once, "own_bytes": own_bytes, "free_bytes": free, "audit": audit}
+    found = until_turn(running, waiting, **given)
+    assert found.seconds == plainly(running, waiting, **given)
+    assert 0 <= found.for_room <= found.seconds
 
 
 def test_who_finds_no_room_for_its_caches_waits_for_those_that_end_and_passes_what_is_larger() -> None:
     running, large = [Work(6.0, 400), Work(1.0, 100)], Work(5.0, 500)
     for own, seconds in {100: 0.0, 200: 2.0, 300: 7.0}.items():
         waits = until_turn(running, [], at_once=8, own_bytes=own, free_bytes=100)
-        assert waits == pytest.approx(seconds), f"{own} bytes"
-    assert until_turn(running, [large], at_once=8, own_bytes=200, free_bytes=100) == pytest.approx(2.0)
-    assert until_turn(running, [large], at_once=8, own_bytes=300, free_bytes=100) == pytest.approx(12.0)
+        assert waits == (pytest.approx(seconds), pytest.approx(seconds)), f"{own} bytes"
+    assert until_turn(running, [large], at_once=8, own_bytes=200, free_bytes=100).seconds == pytest.approx(2.0)
+    assert until_turn(running, [large], at_once=8, own_bytes=300, free_bytes=100).seconds == pytest.approx(12.0)
+
+
+def test_who_comes_behind_a_large_one_waits_for_it_once_it_is_passed_no_more() -> None:
+    running, small = [Work(60.0, 500)], [Work(1.0, 100)] * 40
+    for waiting in ([Work(20.0, 500, PASSED_AT_MOST)], [Work(20.0, 500), *small]):
+        waits = until_turn(running, waiting, at_once=8, own_bytes=100, free_bytes=100)
+        assert waits.seconds > 59.0, f"behind {len(waiting)}"
+
+
+def test_who_waits_for_a_place_does_not_wait_for_memory() -> None:
+    """Those that wait need not have begun: the engine's thread may be in a step."""
+    assert until_turn([], [Work(1.0, 100)] * 9, at_once=8, own_bytes=100, free_bytes=9000) == (8.0, 0.0)
+
+
+def test_who_waits_for_the_memory_of_an_audit_waits_until_it_has_ended() -> None:
+    waits = until_turn([], [Work(9.0, 100)] * 5, at_once=8, own_bytes=100, free_bytes=50, audit=Work(3.0, 550))
+    assert waits == (3.0, 3.0)
 
 
 def test_who_would_see_the_first_token_too_late_is_turned_away_until_the_line_is_short_enough() -> None:

@@ -17,8 +17,11 @@ from generation import ONCE, GenerationServer, with_settings
 from processes import eventually
 
 from offramp_core.generation.admission import AdmissionLimits, GenerationPace
+from offramp_core.generation.losses import AnswerLosses
 from offramp_core.sketch import SecondsSketch
+from offramp_worker.generate.audits import AuditDesk
 from offramp_worker.generate.line import Line
+from offramp_worker.generate.seam import DecodingRoute, SequenceProgress, Token, VariantSpec
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +111,7 @@ def test_a_request_that_finds_the_memory_of_caches_full_waits_or_hears_when_to_c
             assert reply.json()["error"]["code"] == "caches" and reply.json()["error"]["type"] == "rate_limit_error"
             assert "room for its keys and values beside those of other answers" in reply.json()["error"]["message"]
             assert server.metric("refused_total", reason="caches") == 1
+            assert server.complete(max_tokens=450).status_code == 400, "no waiting makes room for it now, either"
     with (
         GenerationServer(engine=engine, generation=with_settings(route="fp32")) as server,
         ThreadPoolExecutor(1) as pool,
@@ -120,10 +124,10 @@ def test_a_request_that_finds_the_memory_of_caches_full_waits_or_hears_when_to_c
         assert waits.result(60).status_code == 200, "the long answer's client has gone, and its room is free"
 
 
-def reader(left: int, *, max_tokens: int = 50) -> Any:
+def reader(left: int, *, max_tokens: int = 50, cache_bytes: int = 0) -> Any:
     """What a line looks at of a ticket with so much left of its prompt."""
     answer = SimpleNamespace(tokens=[])
-    return SimpleNamespace(prompt_left=left, max_tokens=max_tokens, answer=answer, cache_bytes=0)
+    return SimpleNamespace(prompt_left=left, max_tokens=max_tokens, answer=answer, cache_bytes=cache_bytes, passed=0)
 
 
 def test_prompts_that_are_read_first_are_waited_for_and_longer_ones_are_not() -> None:
@@ -137,6 +141,46 @@ def test_prompts_that_are_read_first_are_waited_for_and_longer_ones_are_not() ->
     assert line.load(50).wait_seconds == 0.0, "a short one passes them all"
     line.running.append(reader(0, max_tokens=10))
     assert line.load(500).wait_seconds == pytest.approx(4 * 10 * 0.05), "until the shortest of four has ended"
+
+
+def test_who_waits_for_answers_that_have_yet_to_begin_waits_for_its_turn_and_not_for_memory() -> None:
+    line = Line(AdmissionLimits(running=4))
+    line.pace = GenerationPace(writing=0.1)
+    line.waiting.extend(reader(0) for _ in range(4))
+    load = line.load(own_bytes=100, free_bytes=1000)
+    assert load.wait_seconds == pytest.approx(4 * 50 * 0.1) and not load.caches_full
+
+
+def test_who_finds_the_memory_with_an_audit_waits_for_what_it_has_left() -> None:
+    def step(*_: Any, **__: Any) -> list[SequenceProgress]:
+        return [SequenceProgress(1, tokens=(Token(5),) * 10)]
+
+    engine: Any = SimpleNamespace(
+        bundle=SimpleNamespace(variants=(VariantSpec("fp32", 1), VariantSpec("int8", 1)), end_tokens=()),
+        cache_bytes=lambda tokens, route: 10 * tokens,
+        start=lambda *_, **__: 1,
+        step=step,
+    )
+    tokenizer: Any = SimpleNamespace(decoder=lambda: SimpleNamespace(add=str, finish=str))
+    nothing: dict[str, Any] = dict.fromkeys(("judge", "lost", "spend"), lambda *_: None)
+    audits = AuditDesk(engine, tokenizer, share=0.1, compare=AnswerLosses(), clock=time.monotonic, **nothing)
+    answer = SimpleNamespace(tokens=[5] * 40, finish="length", text="5")
+    ticket: Any = SimpleNamespace(
+        **dict.fromkeys(("stops", "draw", "audit_rate", "wall_time", "request_class", "source", "repeats", "step")),
+        prompt=(1, 2),
+        size=42,
+        max_tokens=40,
+        asked={},
+        answer=answer,
+        assigned=SimpleNamespace(route=lambda _: DecodingRoute()),
+    )
+    line = Line(AdmissionLimits(running=4))
+    line.pace = GenerationPace(writing=0.1)
+    line.waiting.append(reader(0, cache_bytes=100))
+    assert audits.take_over(ticket, served=True) and audits.under_way is None, "it has no room in the memory yet"
+    assert audits.step()
+    load = line.load(own_bytes=100, free_bytes=50, audit=audits.under_way)
+    assert load.wait_seconds == pytest.approx((40 - 10) * 0.1) and load.caches_full
 
 
 @pytest.mark.parametrize(("objective", "most"), [(None, 6), (2.5 * STEP_SECONDS, 2)])

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.generation.turns import take_next
 
 TOKEN_BYTES = 64  # of a reply, kept until its client has taken it
 LOGPROB_BYTES = 256  # of one token with its log probability
@@ -108,60 +109,83 @@ def side_by_side(limits: AdmissionLimits, pace: GenerationPace) -> int:
     return max(1, int(min(limits.running, limits.token_seconds / pace.writing)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
-    """What an answer still needs: ``seconds`` of the engine, and ``cache_bytes`` until it has ended."""
+    """What an answer still needs: ``seconds`` of the engine, and ``cache_bytes`` until it has ended. ``passed``: how
+    often others passed it in line."""
 
     seconds: float
     cache_bytes: int = 0
+    passed: int = 0
+
+
+class Wait(NamedTuple):
+    """Seconds until a turn, and those of them in which the engine had a place and the caches no room."""
+
+    seconds: float
+    for_room: float
 
 
 def until_turn(
-    running: Sequence[Work], waiting: Sequence[Work], *, at_once: int, own_bytes: int = 0, free_bytes: float = math.inf
-) -> float:
-    """Seconds until one who comes now has a turn, where ``at_once`` answers share the engine evenly and the next one in
-    line begins as one ends.
+    running: Sequence[Work],
+    waiting: Sequence[Work],
+    *,
+    at_once: int,
+    own_bytes: int = 0,
+    free_bytes: float = math.inf,
+    audit: Work | None = None,
+) -> Wait:
+    """How long one who comes now waits for a turn behind those who ``waiting`` has in their order, where ``at_once``
+    answers share the engine evenly and :func:`~offramp_core.generation.turns.take_next` says who is next as one ends.
 
     Parameters
     ----------
-    running, waiting : sequence of Work
-        Of others; those that wait in their order.
     own_bytes : int
-        Of its caches. It passes one before it that does not fit where it fits itself.
+        Of its caches.
     free_bytes : float
         For caches, now.
+    audit : Work, optional
+        Has room in the caches, and the engine once nobody else runs; the little that it gets before is left out.
 
     Examples
     --------
     >>> long, short = Work(3.0, 500), Work(1.0, 100)
-    >>> until_turn([long], [], at_once=2), until_turn([long, short], [], at_once=2)
+    >>> until_turn([long], [], at_once=2).seconds, until_turn([long, short], [], at_once=2).seconds
     (0.0, 2.0)
-    >>> until_turn([long, short], [Work(9.0)], at_once=2)
+    >>> until_turn([long, short], [Work(9.0)], at_once=2).seconds
     6.0
-    >>> until_turn([long, short], [long], at_once=9, own_bytes=400, free_bytes=300)
-    2.0
+    >>> until_turn([long, short], [Work(9.0, 500)], at_once=9, own_bytes=400, free_bytes=300)
+    Wait(seconds=2.0, for_room=2.0)
     """
     # Everybody has had the same part of the engine, `each`, so who runs ends in the order of what is left at the start.
-    ends, each, now = [(w.seconds, w.cache_bytes) for w in running], 0.0, 0.0
-    line = deque(waiting)
+    ends, each, now, for_room = [(w.seconds, w.cache_bytes) for w in running], 0.0, 0.0, 0.0
+    own = Work(0.0, own_bytes)
+    line = [*(Work(w.seconds, w.cache_bytes, w.passed) for w in waiting), own]
+    smallest = min(w.cache_bytes for w in line)  # of all, so that most looks at a long line are spared
     heapq.heapify(ends)
     while True:
-        while line and len(ends) < at_once and line[0].cache_bytes <= free_bytes:
-            work = line.popleft()
-            free_bytes -= work.cache_bytes
-            heapq.heappush(ends, (each + work.seconds, work.cache_bytes))
-        if not ends or (len(ends) < at_once and own_bytes <= free_bytes):
-            return now
-        end, given_back = heapq.heappop(ends)
+        while len(ends) < at_once and free_bytes >= smallest and (begins := take_next(line, free_bytes=free_bytes)):
+            if begins is own:
+                return Wait(now, for_room)
+            free_bytes -= begins.cache_bytes
+            heapq.heappush(ends, (each + begins.seconds, begins.cache_bytes))
+        lacks_room = len(ends) < at_once
+        if ends:
+            end, given_back = heapq.heappop(ends)
+            took, each = (end - each) * (len(ends) + 1), end
+        elif audit is not None:
+            took, given_back, audit = audit.seconds, audit.cache_bytes, None
+        else:
+            return Wait(now, for_room)
         free_bytes += given_back
-        now += (end - each) * (len(ends) + 1)
-        each = end
+        now += took
+        for_room += took if lacks_room else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """What a worker has taken on; ``wait_seconds`` until one who comes now has a turn, ``reading_seconds`` from then
-    until its prompt is read; ``caches_full`` where it waits for memory and not for the engine."""
+    until its prompt is read; ``caches_full`` where it waits for memory more than for the engine."""
 
     waiting: int = 0
     running: int = 0

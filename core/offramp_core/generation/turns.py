@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 SMALLEST_PIECE, LARGEST_PIECE = 16, 512
 PROMPT_SHARE = 0.5  # of a round's time, where answers are being written
@@ -25,13 +26,16 @@ class PromptReading:
     waited: int
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waits(Protocol):
     """A request that has not begun: the bytes its caches need, and how often it was passed."""
 
-    number: int
-    cache_bytes: int
-    passed: int = 0
+    passed: int
+
+    @property
+    def cache_bytes(self) -> int: ...
+
+
+W = TypeVar("W", bound=Waits)
 
 
 def next_prompt(prompts: Sequence[PromptReading]) -> int | None:
@@ -62,21 +66,14 @@ def piece(*, writing_seconds: float, seconds_per_token: float) -> int:
     return max(SMALLEST_PIECE, min(LARGEST_PIECE, int(fits)))
 
 
-def next_to_begin(waiting: Sequence[Waiting], *, free_bytes: int) -> Waiting | None:
-    """The first request in line that fits, unless one before it has been passed often enough: then all wait for room
-    for that one.
-
-    Examples
-    --------
-    >>> line = [Waiting(1, 900), Waiting(2, 100)]
-    >>> next_to_begin(line, free_bytes=200).number
-    2
-    >>> next_to_begin([Waiting(1, 900, passed=8), Waiting(2, 100)], free_bytes=200) is None
-    True
-    """
-    for one in waiting:
+def take_next(line: list[W], *, free_bytes: float) -> W | None:
+    """Take the first request out of the line that fits, and count that it passed those before it. None where nobody
+    fits, or one before it has been passed often enough: then all wait for room for that one."""
+    for at, one in enumerate(line):
         if one.cache_bytes <= free_bytes:
-            return one
+            for i in range(at):
+                line[i].passed += 1
+            return line.pop(at)
         if one.passed >= PASSED_AT_MOST:
             return None
     return None

@@ -84,6 +84,16 @@ class Audited:
     equality: Equality
 
 
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """What one variant's answer to an audit still needs: tokens of its ``prompt`` to read and ``tokens`` to write, in
+    caches of so many bytes."""
+
+    prompt: int
+    tokens: int
+    cache_bytes: int
+
+
 @dataclass(slots=True)
 class _Running:
     """An audit under way: the variants that are still to be asked, those that broke off, and the answer that grows."""
@@ -197,6 +207,15 @@ class AuditDesk:
         return max(
             self._engine.cache_bytes(self._backlog[0].size, route=DecodingRoute(name)) for name in self._variants
         )
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """The audit that has room in the caches, if there is one; from any thread."""
+        now = self._now
+        if now is None or (answer := now.answer) is None:
+            return None
+        needed, written = self._engine.cache_bytes(now.owed.size, route=DecodingRoute(now.variant)), len(answer.tokens)
+        return UnderWay(0 if written else len(now.owed.prompt), now.owed.max_tokens - written, needed)
 
     @property
     def due(self) -> bool:

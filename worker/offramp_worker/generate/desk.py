@@ -118,7 +118,8 @@ class GenerationDesk:
             if self._closing or self.vitals.refuses:
                 raise ClosedError(Refused(Closed.NOT_READY, self.vitals.refuses or SHUT, 1), status=503)
             own = self._maker.cache_bytes(asked)
-            self._line.check(asked, reply=reply, own_bytes=own, free_bytes=self._engine.memory().free_bytes)
+            free, audit = self._engine.memory().free_bytes, self._audits.under_way
+            self._line.check(asked, reply=reply, own_bytes=own, free_bytes=free, audit=audit)
             tickets = self._maker.make(asked, reply=reply, running=len(self._line), at_once=self._line.at_once)
             for ticket in tickets:
                 self._line.reply_bytes += ticket.reply_bytes

@@ -15,7 +15,8 @@ from offramp_core.generation.admission import (
     side_by_side,
     until_turn,
 )
-from offramp_core.generation.turns import PROMPT_SHARE, Waiting, next_to_begin
+from offramp_core.generation.turns import PROMPT_SHARE, take_next
+from offramp_worker.generate.audits import UnderWay
 from offramp_worker.generate.requests import Asked, RequestError
 from offramp_worker.generate.tickets import ClosedError, Ticket
 
@@ -47,13 +48,20 @@ class Line:
         """How many are computed side by side at most."""
         return side_by_side(self._limits, self.pace)
 
-    def load(self, prompt: int = 0, *, own_bytes: int = 0, free_bytes: float = math.inf) -> WorkerLoad:
+    def load(
+        self, prompt: int = 0, *, own_bytes: int = 0, free_bytes: float = math.inf, audit: UnderWay | None = None
+    ) -> WorkerLoad:
         """What is taken on now, and what a request with so many tokens of prompt and bytes of caches may expect, where
-        ``free_bytes`` are left for caches."""
+        ``free_bytes`` are left for caches beside those of an ``audit``."""
         at_once = self.at_once
         running, waiting = ([self._left(t) for t in tickets] for tickets in (self.running, self.waiting))
-        wait = until_turn(running, waiting, at_once=at_once, own_bytes=own_bytes, free_bytes=free_bytes)
-        caches_full = wait > 0 and len(running) < at_once
+        held = None
+        if audit is not None:
+            held = Work(self.pace.seconds(prompt=audit.prompt, max_tokens=audit.tokens), audit.cache_bytes)
+        wait, for_room = until_turn(
+            running, waiting, at_once=at_once, own_bytes=own_bytes, free_bytes=free_bytes, audit=held
+        )
+        caches_full = for_room > wait / 2
         # Prompts are read one at a time, the one with least left first, and share the engine with who writes.
         share = PROMPT_SHARE if len(self) and at_once > 1 else 1.0
         if not wait:  # else those that run have read theirs by then
@@ -65,7 +73,7 @@ class Line:
     def _left(self, ticket: Ticket) -> Work:
         """What it still needs, by expectation."""
         left = ticket.max_tokens - len(ticket.answer.tokens)
-        return Work(self.pace.seconds(prompt=ticket.prompt_left, max_tokens=left), ticket.cache_bytes)
+        return Work(self.pace.seconds(prompt=ticket.prompt_left, max_tokens=left), ticket.cache_bytes, ticket.passed)
 
     def reply_size(self, asked: Asked) -> int:
         """Bytes that the reply to a request may take.
@@ -89,10 +97,10 @@ class Line:
             )
         return reply
 
-    def check(self, asked: Asked, *, reply: int, own_bytes: int, free_bytes: int) -> None:
+    def check(self, asked: Asked, *, reply: int, own_bytes: int, free_bytes: int, audit: UnderWay | None) -> None:
         """Raises :class:`ClosedError` where a request with a reply of so many bytes, and so many for the caches of its
         largest answer, comes at a bad time."""
-        load = self.load(max(map(len, asked.prompts)), own_bytes=own_bytes, free_bytes=free_bytes)
+        load = self.load(max(map(len, asked.prompts)), own_bytes=own_bytes, free_bytes=free_bytes, audit=audit)
         refused = admit(load, self._limits, answers=len(asked.prompts), reply=reply)
         if refused is not None:
             raise ClosedError(refused)
@@ -101,15 +109,9 @@ class Line:
         """Take the next ticket that may begin with so much room for caches; it runs from now on."""
         if not self.waiting or len(self.running) >= self.at_once:
             return None
-        line = [Waiting(t.number, t.cache_bytes, t.passed) for t in self.waiting]
-        chosen = next_to_begin(line, free_bytes=free_bytes)
-        if chosen is None:
-            return None
-        at = line.index(chosen)
-        ticket = self.waiting.pop(at)
-        self.running.append(ticket)
-        for other in self.waiting[:at]:
-            other.passed += 1
+        ticket = take_next(self.waiting, free_bytes=free_bytes)
+        if ticket is not None:
+            self.running.append(ticket)
         return ticket
 
     def put_back(self, ticket: Ticket) -> None:

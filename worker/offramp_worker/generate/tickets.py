@@ -160,9 +160,15 @@ class TicketMaker:
         self._turns = Turns()
 
     def cache_bytes(self, asked: Asked) -> int:
-        """What the caches of the largest answer to a request take, by the reference alone."""
-        tokens = max(len(prompt) + most for prompt, most in zip(asked.prompts, asked.max_tokens, strict=True))
-        return self._engine.cache_bytes(tokens, route=DecodingRoute())
+        """What the caches of the largest answer to a request take, by the reference alone.
+
+        Raises
+        ------
+        RequestError
+            It could never be served: they are larger than all the memory there is for them.
+        """
+        answers = zip(asked.prompts, asked.max_tokens, strict=True)
+        return max(self._cache_bytes((DecodingRoute(),), prompt, most) for prompt, most in answers)
 
     def make(self, asked: Asked, *, reply: int, running: int, at_once: int) -> list[Ticket]:
         """One ticket per answer; ``reply`` are the bytes of all of them, ``running`` answers are computed or wait
@@ -188,7 +194,8 @@ class TicketMaker:
             running=running,
             ahead=ahead,
         )
-        needed = self._cache_bytes(assigned, prompt, most)
+        routes = [assigned.route(step) for step in range(len(assigned.steps))]
+        needed = self._cache_bytes(routes, prompt, most)
         judged = sampling.greedy and assigned.counted and not assigned.away
         judged = judged and (self._compares or not assigned.is_reference)
         rate = assigned.runtime.audit_rate if judged and self._may_audit(len(prompt) + most) else 0.0
@@ -221,8 +228,7 @@ class TicketMaker:
             prompt_left=len(prompt),
         )
 
-    def _cache_bytes(self, assigned: Assigned, prompt: tuple[int, ...], most: int) -> int:
-        routes = [assigned.route(step) for step in range(len(assigned.steps))]
+    def _cache_bytes(self, routes: Sequence[DecodingRoute], prompt: tuple[int, ...], most: int) -> int:
         needed = max(self._engine.cache_bytes(len(prompt) + most, route=route) for route in routes)
         room = self._engine.memory().limit_bytes
         if needed > room:
