@@ -348,6 +348,62 @@ def test_nor_does_it_where_a_pool_is_shared_to_its_last_worker(seed: int) -> Non
     check_that_noise_changes_nothing(seed, services, [replace(pools[0], max_workers=int(0.8 * used)), *pools[1:]])
 
 
+def contested(seed: int) -> tuple[list[Service], list[Pool], dict[str, tuple[Workers, ...]]]:
+    """Three services that serve, and a pool with fewer workers than they would like: to save, s0 would push another
+    one to dearer workers."""
+    services, pools = random_fleet(seed, services=3, room=(400, 100, 40))
+    used = plan_fleet(services, pools).workers_by_pool["a"]
+    pools[0] = replace(pools[0], max_workers=int(0.7 * used))
+    noise = np.random.default_rng(seed).uniform(0.9, 1.1, 3)
+    noisy = [replace(s, rate=s.rate * f, predicted_rate=s.rate * f) for s, f in zip(services, noise, strict=True)]
+    return noisy, pools, workers(plan_fleet(services, pools))
+
+
+LOSES, PAYS = 2, 130  # seeds: all together would pay 0.05 more for what s0 saves, or save 0.28
+
+
+def renamed(name: str) -> str:
+    return f"{name}, of others"
+
+
+def of_others(seed: int) -> tuple[list[Service], list[Pool], dict[str, tuple[Workers, ...]]]:
+    """The same with other names of services and pools."""
+    services, pools, current = contested(seed)
+
+    def moved(key: Key) -> Key:
+        return replace(key, pool=renamed(key.pool))
+
+    columns = [tuple(replace(c, key=moved(c.key)) for c in one.columns) for one in services]
+    return (
+        [replace(s, name=renamed(s.name), columns=c) for s, c in zip(services, columns, strict=True)],
+        [replace(p, name=renamed(p.name)) for p in pools],
+        {renamed(name): tuple(replace(w, key=moved(w.key)) for w in ws) for name, ws in current.items()},
+    )
+
+
+def test_a_saving_that_pays_for_those_who_make_room_pays_for_nobody_on_other_pools() -> None:
+    services, pools, current = contested(LOSES)
+    others, theirs, now = of_others(PAYS)
+    alone, apart = plan_fleet(services, pools, current=current), plan_fleet(others, theirs, current=now)
+    assert not any(one.changed for one in alone.services) and any(one.changed for one in apart.services)
+    both = plan_fleet([*services, *others], [*pools, *theirs], current=current | now)
+    assert workers(both) == workers(alone) | workers(apart)
+
+
+@pytest.mark.parametrize("dear", [1.2, 4.0])
+@pytest.mark.parametrize("shared", [False, True])  # "True" leaves a worker of the full pool that s0 would like more of
+def test_a_change_for_which_nobody_makes_room_is_made_and_pays_for_no_other(dear: float, shared: bool) -> None:
+    services, pools, current = contested(LOSES)
+    old = "a" if shared else "dear"
+    if shared:
+        pools[0] = replace(pools[0], max_workers=pools[0].max_workers + 1)
+    pools += [pool("cheap", 1.0 / dear), pool("dear", 1.0)]
+    mine = service(column(where=old), column(where="cheap"), rate=40.0, name="mine")
+    now = {"mine": (Workers(key=column(where=old).key, count=1),)}
+    plan = plan_fleet([*services, mine], pools, current=current | now)
+    assert workers(plan) == current | {"mine": (Workers(key=column(where="cheap").key, count=1),)}
+
+
 def check_that_noise_changes_nothing(seed: int, services: Sequence[Service], pools: Sequence[Pool]) -> None:
     rng = np.random.default_rng(seed)
     noisy = {s.name: s.rate * (1 + rng.uniform(-0.1, 0.1, 30)) for s in services}

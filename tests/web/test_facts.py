@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +19,7 @@ from offramp_core.sketch import bucket_index
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.latency import APART, SIDE_BY_SIDE, latency
 from offramp_operator.explain.network import network
-from offramp_operator.explain.pools import pool_rows
+from offramp_operator.explain.pools import PoolRow, pool_rows
 
 COLUMNS = (
     RampInfo("in", 0, 0.0, "model"),
@@ -157,3 +159,35 @@ def test_a_pool_says_what_was_considered_of_it_and_why_it_has_so_many_workers() 
         "new": "not measured yet",
         "far": "two batches take 0.12 s of the objective of 0.1 s",
     }
+
+
+def two_pools(plan: PoolPlanStatus, *, planned: int, rate: float = 50.0, least: int = 0) -> list[PoolRow]:
+    """Of a pool with so many workers planned, and a dearer one with none."""
+    pools = [{"name": name, "costPerHour": cost, "maxWorkers": 3} for name, cost in (("one", "1"), ("two", "2"))]
+    pools[0]["minWorkers"] = least
+    objective = {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.01"}}
+    spec = parse_spec({"model": {"uri": "oci://a/b:1"}, "objective": objective, "pools": pools})
+    known = PoolStatus("one", planned, planned, rate, planned=planned), PoolStatus("two", worker_rate=60.0)
+    status = ServiceStatus(pools=known, pool_plan=plan)
+    return pool_rows(Family(Service("ns", "s", "uid", 1, spec, status=status), {}, ()))
+
+
+PLANNED = PoolPlanStatus(demand=90.0, answered=100.0, cost_per_hour=2.0, reason="the cheapest")
+
+
+def test_a_pool_without_workers_says_that_nothing_is_asked() -> None:
+    one, two = two_pools(replace(PLANNED, demand=0.0, cost_per_hour=1.0), planned=1, least=1)
+    assert (one.why, two.why, two.alone) == ("its minWorkers", "nothing is asked", "")
+
+
+@pytest.mark.parametrize(("demand", "why"), [(90.0, "chosen"), (30.0, "its minWorkers")])
+def test_workers_that_what_is_asked_takes_are_chosen_though_min_workers_are_as_many(demand: float, why: str) -> None:
+    assert two_pools(replace(PLANNED, demand=demand), planned=2, least=2)[0].why == why
+
+
+@pytest.mark.parametrize(
+    ("plan", "rate"), [(replace(PLANNED, demand=math.inf), 50.0), (PLANNED, 1e-320), (replace(PLANNED, saving=1.0), 50)]
+)
+def test_figures_beyond_what_can_be_planned_have_rows_as_well(plan: PoolPlanStatus, rate: float) -> None:
+    one = two_pools(plan, planned=2, rate=rate)[0]
+    assert one.why == "chosen" and one.alone == ("1 for 1 an hour" if plan.saving else "100000 for 100000 an hour")

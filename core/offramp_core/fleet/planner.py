@@ -173,19 +173,56 @@ def _worth_making_room(
     keeps: list[str | None], planners: Sequence[_One], offers: Sequence[Choice], room: Ints
 ) -> list[str | None]:
     """Why the workers of now stay, of those that stay. Where others would have to make room for changes that only
-    save, these are made if all together earn more than they cost."""
+    save, these are made if together with those of the same full pools they earn more than they cost."""
     moved = _fitting(keeps, planners, offers, room)
     if moved == keeps:
         return moved
     wait = "others would have to make room, and pay more for it"
     stay = [keep or (wait if one.suffices else None) for keep, one in zip(keeps, planners, strict=True)]
-    stay = _fitting(stay, planners, offers, room)
-    earned = sum(
-        one.earned(offer) if keep else -one.earned(offer)
-        for one, offer, keep, move in zip(planners, offers, stay, moved, strict=True)
-        if (keep is None) != (move is None)
-    )
-    return moved if earned > 0 else stay
+    stay = _filling(_fitting(stay, planners, offers, room), keeps, planners, offers, room)
+    for group in _competing(moved, stay, planners, offers, room):
+        if sum(planners[i].earned(offers[i]) * (1 if stay[i] else -1) for i in group) > 0:
+            for i in group:
+                stay[i] = moved[i]
+    return stay
+
+
+def _in_use(kept: Sequence[str | None], planners: Sequence[_One], offers: Sequence[Choice], room: Ints) -> Ints:
+    """(S, P) workers of each service."""
+    used = [one.used if keep else offer.used for one, offer, keep in zip(planners, offers, kept, strict=True)]
+    return np.array(used, dtype=np.int64).reshape(len(used), len(room))
+
+
+def _filling(
+    kept: list[str | None], keeps: list[str | None], planners: Sequence[_One], offers: Sequence[Choice], room: Ints
+) -> list[str | None]:
+    """Make those changes too for which nobody has to make room, those first that earn most."""
+    kept = list(kept)
+    more = _in_use([None] * len(kept), planners, offers, room) - _in_use(["now"] * len(kept), planners, offers, room)
+    left = room - _in_use(kept, planners, offers, room).sum(axis=0)
+    held = [i for i, keep in enumerate(kept) if keep and keeps[i] is None]
+    held.sort(key=lambda i: -planners[i].earned(offers[i]))
+    while (i := next((i for i in held if (more[i] <= left).all()), None)) is not None:
+        kept[i], left = None, left - more[i]
+        held.remove(i)
+    return kept
+
+
+def _competing(
+    moved: list[str | None], stay: list[str | None], planners: Sequence[_One], offers: Sequence[Choice], room: Ints
+) -> list[list[int]]:
+    """The services that differ, in groups: those of two groups have no pool in common that is too full for any of both
+    ways, so that each group may go its own."""
+    differ = [i for i in range(len(stay)) if (moved[i] is None) != (stay[i] is None)]
+    if not differ:
+        return []
+    from scipy.sparse.csgraph import connected_components
+
+    new, now = (_in_use(kept, planners, offers, room) for kept in (moved, stay))
+    full = np.maximum(new, now).sum(axis=0) > room
+    shares = ((new != now) & full).astype(np.int64)
+    _, labels = connected_components(shares @ shares.T, directed=False)
+    return [[i for i in differ if labels[i] == label] for label in {int(labels[i]) for i in differ}]
 
 
 def _fitting(
@@ -194,8 +231,7 @@ def _fitting(
     """Take the new workers of services that would keep theirs, those first that free most of a pool that is too full:
     the new ones of all of them fit together."""
     while True:
-        used = [one.used if keep else offer.used for one, offer, keep in zip(planners, offers, kept, strict=True)]
-        over = np.sum(used or [(0,) * len(room)], axis=0) - room
+        over = _in_use(kept, planners, offers, room).sum(axis=0) - room
         if (over <= 0).all():
             return kept
         pool = int(np.argmax(over))

@@ -80,6 +80,7 @@ def _row(family: Family, pool: WorkerPool, status: PoolStatus) -> PoolRow:
 def _why(family: Family, pool: WorkerPool, status: PoolStatus, *, alone: int, cost: float) -> str:
     """Why the plan has so many workers of a pool."""
     plan, latency = family.service.status.pool_plan, family.service.spec.latency_seconds or 0.0
+    everywhere = sum(other.planned for other in family.service.status.pools)
     dear = f"alone it would cost {cost:g} an hour, what is chosen {plan.cost_per_hour:g}"
     reasons = (
         (not status.worker_rate, "not measured yet"),
@@ -89,8 +90,9 @@ def _why(family: Family, pool: WorkerPool, status: PoolStatus, *, alone: int, co
             0 < latency <= 2 * status.batch_seconds,
             f"two batches take {2 * status.batch_seconds:g} s of the objective of {latency:g} s",
         ),
-        (0 < status.planned <= pool.min_workers, "its minWorkers"),
-        (status.planned, "chosen"),
+        (status.planned > pool.min_workers or 0 < status.planned == alone == everywhere, "chosen"),
+        (status.planned, "its minWorkers"),
+        (plan.demand <= 0, "nothing is asked"),
         (alone > (pool.max_workers or alone), f"has {pool.max_workers} at most; alone {alone} would be needed"),
         (cost >= plan.cost_per_hour, dear),
         (True, "cheaper alone; a change has to pay for itself, with more demand as well"),

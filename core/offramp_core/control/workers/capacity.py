@@ -17,6 +17,7 @@ from offramp_core.batching import MAX_BATCH, SECONDS_OF_OBJECTIVE, seconds_by_ro
 from offramp_core.control.objects import CapacityStatus, ServiceStatus
 from offramp_core.control.snapshot import Scaling, seconds_since
 from offramp_core.control.spec import Autoscaling, ServiceSpec
+from offramp_core.fleet.parts import MOST_WORKERS
 from offramp_core.protocol import LONGEST_PACE, SHORTEST_PACE, ArmCounts
 from offramp_core.reasons import Reason
 
@@ -180,8 +181,8 @@ def next_capacity(view: CapacityView) -> Capacity:
 
 
 def workers_for(rate: float, worker_rate: float) -> int:
-    """How many workers answer ``rate`` requests per second; 0 where either is not known."""
-    return math.ceil(rate / worker_rate - 1e-9) if rate > 0 and worker_rate > 0 else 0
+    """How many workers answer ``rate`` requests per second, as far as can be planned; 0 where either is not known."""
+    return math.ceil(min(MOST_WORKERS, rate / worker_rate - 1e-9)) if rate > 0 and worker_rate > 0 else 0
 
 
 def _peak(view: CapacityView) -> float:

@@ -262,7 +262,8 @@ def with_exits(known: Iterable[PoolStatus], saving: float) -> tuple[PoolStatus, 
     >>> [pool.worker_rate for pool in with_exits([PoolStatus("a", worker_rate=60.0, batch_seconds=0.1)], 0.5)]
     [120.0]
     """
-    return tuple(replace(p, worker_rate=p.worker_rate / (1 - saving)) for p in known)
+    left = 1 - min(saving, MOST_SAVING)
+    return tuple(replace(p, worker_rate=p.worker_rate / left) for p in known)
 
 
 def counted_saving(spec: ServiceSpec, stable: Config, measured: Saving | None) -> float:
