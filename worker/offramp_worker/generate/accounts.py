@@ -138,7 +138,7 @@ class Accounts:
                         held_back=assigned.held_back,
                         expected_seconds=expected,
                         answer_seconds=ticket.last - ticket.began,
-                        engine_seconds=ticket.busy,
+                        engine_seconds=ticket.taken,  # what it takes of the engine is estimated for each arm apart
                     )
 
     # --- audits -------------------------------------------------------------------------------------
@@ -175,9 +175,10 @@ class Accounts:
         self._append(owed, uncertainty=dict.fromkeys(lossy, 0.0), losses=everything, final=1.0)
         self._judge(owed, error=True)
 
-    def audit_spent(self, owed: Owed, seconds: float) -> None:
+    def audit_spent(self, owed: Owed, seconds: float, busy: float) -> None:
+        """Some of an audit took ``seconds``, and ``busy`` of the engine."""
         runtime = owed.assigned.runtime
-        self.metrics.audit_seconds.inc(seconds)
+        self.metrics.audit_seconds.inc(busy)
         if runtime.meter is not None:
             with self.counters.lock:
                 runtime.meter.count_audit_time(seconds)

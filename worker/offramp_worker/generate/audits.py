@@ -151,11 +151,12 @@ class AuditDesk:
         compare: AnswerLosses,
         judge: Callable[[Audited], None],
         lost: Callable[[Owed], None],
-        spend: Callable[[Owed, float], None],
+        spend: Callable[[Owed, float, float], None],
         clock: Callable[[], float],
     ) -> None:
         """``share`` of the engine's time may go into audits while requests are served; all of it while there are none.
-        ``judge`` gets every verdict, ``lost`` of what could not be compared, ``spend`` the seconds."""
+        ``judge`` gets every verdict, ``lost`` of what could not be compared, ``spend`` the seconds that some
+        of one took, and for which it kept the engine busy."""
         self._engine, self._tokenizer, self._share, self._compare = engine, tokenizer, share, compare
         self._judge, self._lost, self._spend, self._clock = judge, lost, spend, clock
         self._variants = [v.name for v in engine.bundle.variants]
@@ -244,7 +245,7 @@ class AuditDesk:
         seconds = self._clock() - began
         now.seconds += seconds
         self._credit = max(self._credit - seconds, -max(seconds, MAX_DEBT_SECONDS * self._share))
-        self._spend(now.owed, progress.busy or seconds)
+        self._spend(now.owed, progress.seconds or seconds, progress.busy or seconds)
         self._took(now, progress)
         return True
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.generation.occupancy import EvenShares, measured, part_of_full
-from offramp_core.overload import Line
+from offramp_core.generation.occupancy import EvenShares, Growth, measured, part_of_full
 from offramp_worker.generate.seam import (
     REFERENCE,
     AwayError,
@@ -62,7 +61,7 @@ class VllmEngine:
         self._bundle, self._processes, self._cache_bytes, self._closed = bundle, dict(processes), cache_bytes, closed
         self._running, self._clock = running, clock
         self._shares = EvenShares(at=clock())
-        self._lines: dict[str, Line] = {}  # seconds per token by how many are written, of each process
+        self._growth: dict[str, Growth] = {}  # of seconds per token with how many are written, of each process
         self._changed = threading.Condition()
         self._arrivals = self._seen = 0
         self._sequences: dict[int, _Sequence] = {}
@@ -168,7 +167,7 @@ class VllmEngine:
         one.counted = now
         seconds, even = max(now.at - before.at, 1e-9), max(now.each - before.each, 1e-9)
         most = max(1.0, min(self._running, self._cache_bytes / max(1, one.cache_bytes)))
-        return seconds, even * part_of_full(self._lines.get(one.process.name), beside=seconds / even, most=most)
+        return seconds, even * part_of_full(self._growth.get(one.process.name), beside=seconds / even, most=most)
 
     def _gone(self, number: int) -> _Sequence | None:
         """It takes nothing any more; what its tokens took is learned."""
@@ -180,7 +179,7 @@ class VllmEngine:
         seconds, even = one.whole.at - one.began.at, one.whole.each - one.began.each
         if one.tokens and even > 0:
             name = one.process.name
-            self._lines[name] = measured(self._lines.get(name), beside=seconds / even, seconds=seconds / one.tokens)
+            self._growth[name] = measured(self._growth.get(name), beside=seconds / even, seconds=seconds / one.tokens)
         return one
 
     def _blamed(self, one: _Sequence, tokens: Sequence[Token], error: str) -> str:
