@@ -34,6 +34,8 @@ START_TRIES, START_FACTOR = 3, 4.0  # of one that may have been held up from its
 #: While one way takes so many times as long as the other one, so many requests go the sooner one without asking, and
 #: one in so many of them is learned from.
 FAR, UNASKED, LEARNED = 1.1, 32, 8
+#: Those that take unusually long are all learned from, with so much of the weight: else the mean would be too high.
+UNUSUAL = 1.0 / LEARNED
 LEFT: tuple[By, By] = ("Edge", "Core")
 MOST_LOST = 2.0  # seconds that a try is taken to cost and to owe: 800 s of the other way at most go by before one
 
@@ -53,15 +55,15 @@ class Mean:
     def known(self) -> bool:
         return self.n >= self.first or (self.n >= FIRST and self.n * self.value >= SETTLED)
 
-    def after(self, seconds: float, *, weight: float = WEIGHT, beside: float = 0.0) -> Mean:
-        """With one more, of this weight or, while there are few, as one of them. ``beside`` is what else was expected
-        of the request."""
+    def after(self, seconds: float, *, weight: float = WEIGHT, beside: float = 0.0, share: float = 1.0) -> Mean:
+        """With one more, of this weight or, while there are few, as one of them; of a ``share`` of that, unless it is
+        one of many longer ones in a row. ``beside`` is what else was expected of the request."""
         if not self.known:
             return replace(self, value=min(self.value, seconds) if self.n else seconds, n=self.n + 1)
         usual = LONGEST * max(FLOOR, self.value + beside) - beside
         most = max(PERIOD, usual)
         longer = self.longer + 1 if seconds > most else 0
-        faster = FACTOR ** max(0, longer - HELD_UP)
+        faster = share if longer <= HELD_UP else FACTOR ** (longer - HELD_UP)
         weight, of_rest = (min(1.0, each * faster) for each in (max(weight, 1.0 / (self.n + 1)), WEIGHT))
         value = self.value + weight * (min(seconds, usual) - self.value)
         value += of_rest * max(0.0, min(seconds, most) - usual)
@@ -118,9 +120,19 @@ class Ways:
         mine, other = (here, there) if by == "Edge" else (there, here)
         return LONGEST * max(FLOOR, mine) if other >= FAR * mine else None
 
-    def after(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink, requests: int = 1) -> Ways:
+    def after(
+        self,
+        by: By,
+        seconds: float,
+        *,
+        size: int,
+        waiting: Waiting,
+        uplink: Uplink,
+        requests: int = 1,
+        share: float = 1.0,
+    ) -> Ways:
         """With the seconds that one request took, and the next one had to wait for it; ``waiting`` is what was in line
-        when it came. It stands for so many ``requests``."""
+        when it came. It stands for so many ``requests``, and has a ``share`` of the weight of others."""
         here, there = self._seconds(size, waiting, uplink)
         usual = self._usual(here, there)
         weight = WEIGHT if by == usual else AGAIN_WEIGHT
@@ -134,9 +146,9 @@ class Ways:
             return self._later() if self._due(here, there, waiting) else self
         edge, core, sending = self.edge, self.core, _sending(size, waiting, uplink)
         if by == "Edge":
-            edge = edge.after(seconds / (1.0 + waiting.at_edge), weight=weight)
+            edge = edge.after(seconds / (1.0 + waiting.at_edge), weight=weight, share=share)
         else:
-            core = core.after(max(0.0, seconds - sending), weight=weight, beside=sending)
+            core = core.after(max(0.0, seconds - sending), weight=weight, beside=sending, share=share)
         now = Ways(edge, core, avoided, self.soon, self.pause)
         if tried and not (much_sooner or self.edge.longer):
             now = now._later()

@@ -18,6 +18,7 @@ from offramp_core.edge_relay import (
     LEARNED,
     START_TRIES,
     UNASKED,
+    UNUSUAL,
     By,
     Mean,
     Waiting,
@@ -60,21 +61,24 @@ def test_the_sooner_way_is_taken_and_the_other_one_costs_no_more_than_its_share_
 
 def run_unasked(took: Callable[[By, int], float], *, uplink: Uplink, requests: int) -> tuple[float, list[By], int]:
     """As :func:`run`, and how often it was asked: while a way is settled, it is gone without asking, and one request in
-    a few is learned from, or one that takes longer than usual."""
+    a few is learned from, or one that takes longer than usual, which has as much less weight."""
     ways, total, chosen, asked = Ways(), 0.0, list[By](), 0
     draw, left, usual = random.Random(3), 0, 0.0
     for number in range(requests):
         if left:
-            left, stands_for = left - 1, LEARNED if draw.random() < 1 / LEARNED else 0
+            left -= 1
         else:
-            by, stands_for, asked = ways.by(SIZE, NOBODY, uplink), 1, asked + 1
+            by, asked = ways.by(SIZE, NOBODY, uplink), asked + 1
             usual = ways.settled(by, SIZE, uplink) or 0.0
             left = UNASKED if usual else 0
         spent = took(by, number)
-        if not stands_for and spent >= usual:
-            left, stands_for = 0, 1
-        if stands_for:
-            ways = ways.after(by, spent, size=SIZE, waiting=NOBODY, uplink=uplink, requests=stands_for)
+        drawn = usual > 0 and draw.random() < 1 / LEARNED
+        unusual = usual > 0 and spent >= usual
+        if unusual:
+            left = 0
+        if drawn or unusual or not usual:
+            n, share = LEARNED if drawn and not unusual else 1, UNUSUAL if unusual else 1.0
+            ways = ways.after(by, spent, size=SIZE, waiting=NOBODY, uplink=uplink, requests=n, share=share)
         total += spent
         chosen.append(by)
     return total, chosen, asked

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import orjson
 
-from offramp_core.edge_relay import LEARNED, UNASKED, By, Waiting, Ways
+from offramp_core.edge_relay import LEARNED, UNASKED, UNUSUAL, By, Waiting, Ways
 from offramp_core.plan import Plan
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.load import row_bytes
@@ -58,10 +58,10 @@ class _Request:
     by: By
     inner: Any = None
     over: bool = False
-    #: Answered below so many seconds it says nothing new; 0 of one that is learned from.
+    #: Answered below so many seconds it says nothing new, unless it is one in a few; 0 where each is learned from.
     usual: float = 0.0
-    #: How many it stands for.
-    requests: int = 1
+    #: Whether it is, and stands for the others.
+    drawn: bool = False
     #: The core has called it malformed.
     malformed: bool = False
 
@@ -77,6 +77,7 @@ class _Ended(NamedTuple):
     size: int
     waiting: Waiting
     requests: int
+    share: float
 
 
 @dataclass(slots=True)
@@ -155,23 +156,22 @@ class Relay:
 
     def _decide(self, request: _Request, edge: Edge) -> None:
         """Who answers, and whether it is learned from. One that takes unusually long always is."""
-        settled, rows, size = self._settled, request.rows, len(request.body)
-        alone = not self._rows_here and not self._bytes_out
+        rows, size = request.rows, len(request.body)
+        settled, alone = self._settled, not self._rows_here and not self._bytes_out
         if settled is not None and settled.left and settled.like == (rows, size) and alone:
             settled.left -= 1
             request.by = settled.by
-            if LEARNED * random() < 1.0:  # noqa: S311 - no secret; nothing that repeats may decide which ones
-                request.requests = LEARNED
-            else:
-                request.usual = settled.usual
-            return
-        going_up = int(max(0.0, self._sent_until - request.began) * edge.link.uplink.bytes_per_second)
-        request.waiting = Waiting(self._rows_here / rows, min(self._bytes_out, going_up))
-        request.by = self._by(edge, rows, size, request.waiting, request.began)
-        ways = self._ways.get(rows.bit_length(), Ways())
-        known = alone and not self._failures
-        usual = ways.settled(request.by, size, edge.link.uplink) if known else None
-        self._settled = None if usual is None else _Settled(request.by, (rows, size), usual)
+        else:
+            going_up = int(max(0.0, self._sent_until - request.began) * edge.link.uplink.bytes_per_second)
+            request.waiting = Waiting(self._rows_here / rows, min(self._bytes_out, going_up))
+            request.by = self._by(edge, rows, size, request.waiting, request.began)
+            ways = self._ways.get(rows.bit_length(), Ways())
+            known = alone and not self._failures
+            usual = ways.settled(request.by, size, edge.link.uplink) if known else None
+            self._settled = settled = None if usual is None else _Settled(request.by, (rows, size), usual)
+        if settled is not None:
+            request.usual = settled.usual
+            request.drawn = LEARNED * random() < 1.0  # noqa: S311 - no secret; nothing that repeats may decide it
 
     def _plan(self, engine: Engine) -> Plan | None:
         """The plan in force, if the core may answer in its place. Without exits every row is needed here for records,
@@ -230,13 +230,16 @@ class Relay:
         it."""
         now, size = self._clock(), len(request.body)
         took = now - request.began
-        if answered and took < request.usual:
+        unusual = request.usual > 0 and (took >= request.usual or not answered)
+        if request.usual and not (unusual or request.drawn):
             return
-        if request.usual:
-            self._settled, request.usual = None, 0.0
+        if unusual:
+            self._settled = None
         if self._last is not None:
             self._learn_from(self._last, waited=0.0)
-        self._last = _Ended(now, took, answered, request.by, request.rows, size, request.waiting, request.requests)
+        requests, share = LEARNED if request.drawn and not unusual else 1, UNUSUAL if unusual else 1.0
+        self._last = _Ended(now, took, answered, request.by, request.rows, size, request.waiting, requests, share)
+        request.usual, request.drawn = 0.0, False  # if the core has not answered, the edge does
         self._waited()
 
     def _next_has_come(self, last: _Ended) -> None:
@@ -248,7 +251,7 @@ class Relay:
         self._last, edge, known = None, self._worker.edge, last.rows.bit_length()
         if edge is not None:
             ways = self._ways.get(known, Ways())
-            learn = partial(ways.after, requests=last.requests) if last.answered else ways.at_least
+            learn = partial(ways.after, requests=last.requests, share=last.share) if last.answered else ways.at_least
             seconds, uplink = last.took + waited, edge.link.uplink
             self._ways[known] = learn(last.by, seconds, size=last.size, waiting=last.waiting, uplink=uplink)
 
@@ -298,7 +301,6 @@ class Relay:
     def _came_back(self, request: _Request, answered: Answered | None) -> None:
         self._learn(request, answered=answered is not None)
         if answered is None:
-            request.requests = 1
             self._here(request)
             return
         request.over = True
