@@ -14,9 +14,8 @@ import numpy as np
 from offramp_core import binomial
 from offramp_core.evidence.one_arm import check_rate, log_e_value
 
-_SUMMED = (
-    10_000  # counts: the labels that are waited for are found without scipy, which an idle operator has no use for
-)
+#: Counts: the labels that are waited for are found without scipy, which an idle operator has no use for.
+_SUMMED = 10_000
 
 
 def fewest_labels(budget: float, level: float, *, graded: bool = False) -> int:

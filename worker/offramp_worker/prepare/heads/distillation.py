@@ -22,7 +22,7 @@ from offramp_core.task import Task
 from offramp_worker.bundle.heads import KINDS, TOP_LABEL_TASK, Training, convolution_steps, grid_window, head_inputs
 from offramp_worker.prepare.heads.features import Features
 from offramp_worker.prepare.heads.objectives import Classes, Objective, objective_of, targets_of
-from offramp_worker.prepare.heads.recipes import MIN_DEVIATION, PATIENCE_SHARE, WARM_UP_SHARE, Parameters
+from offramp_worker.prepare.heads.recipes import MIN_DEVIATION, PATIENCE_SHARE, WARM_UP_SHARE, Parameters, training_of
 from offramp_worker.prepare.source.data import FloatArray
 
 VALIDATION_CHUNK = 256
@@ -110,8 +110,6 @@ def train_head(
     spec: RampSpec, training: Lesson, validation: Lesson, *, task: Task = TOP_LABEL_TASK, seed: int
 ) -> Parameters:
     """Train one head on this thread; the same seed, id and rows give the same bytes with one torch thread."""
-    recipe = KINDS[spec.head].training
-    assert recipe is not None, "an exit of the network itself is not trained"
     # The generator uses 32 bits of its seed.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{spec.id}".encode()))
     objective = objective_of(task, training.targets)
@@ -119,7 +117,7 @@ def train_head(
     net = _Head(
         spec, training.x.shape, n_classes=training.targets.shape[1] + task.head_width - task.width, generator=generator
     )
-    _fit(net, recipe, scale, training, validation, objective=objective, generator=generator)
+    _fit(net, training_of(spec), scale, training, validation, objective=objective, generator=generator)
     learned = {name: np.ascontiguousarray(value.float().numpy()) for name, value in net.folded(scale).items()}
     return objective.folded(learned)
 

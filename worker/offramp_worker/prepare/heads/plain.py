@@ -16,10 +16,10 @@ import numpy as np
 
 from offramp_core.bundle import RampSpec
 from offramp_core.task import Task
-from offramp_worker.bundle.heads import KINDS, TOP_LABEL_TASK, Training
+from offramp_worker.bundle.heads import TOP_LABEL_TASK, Training
 from offramp_worker.prepare.heads.features import Features
 from offramp_worker.prepare.heads.objectives import Objective, objective_of, targets_of
-from offramp_worker.prepare.heads.recipes import MIN_DEVIATION, PATIENCE_SHARE, WARM_UP_SHARE, Parameters
+from offramp_worker.prepare.heads.recipes import MIN_DEVIATION, PATIENCE_SHARE, WARM_UP_SHARE, Parameters, training_of
 from offramp_worker.prepare.source.data import FloatArray
 
 FIRST_RATE, LAST_RATE = 1 / 25, 1 / 250_000  # of the highest learning rate
@@ -61,15 +61,13 @@ def train_head(
     """Train one head on (inputs (n, width), what the model's answers teach (n, n_classes)); the same seed, id and rows
     give the same bytes."""
     generator = np.random.default_rng(zlib.crc32(f"{seed}/{spec.id}".encode()))
-    recipe = KINDS[spec.head].training
-    assert recipe is not None, "an exit of the network itself is not trained"
     x, targets = training[0].astype(np.float32), training[1]
     mean, deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
     held_out = (validation[0].astype(np.float32) - mean) / deviation, validation[1]
     widths = [x.shape[1], *([spec.hidden] if spec.hidden else []), targets.shape[1] + task.head_width - task.width]
     objective = objective_of(task, targets)
     learned = _fit(
-        recipe,
+        training_of(spec),
         widths,
         ((x - mean) / deviation, targets),
         held_out,
