@@ -157,6 +157,12 @@ class Ways:
             return now._left(*seen, first=not self.core.known)
         return now
 
+    def without_longer(self, by: By) -> Ways:
+        """With a usual request that is not learned from: longer ones of its way are not in a row any more."""
+        if by == "Edge":
+            return replace(self, edge=replace(self.edge, longer=0)) if self.edge.longer else self
+        return replace(self, core=replace(self.core, longer=0)) if self.core.longer else self
+
     def at_least(self, by: By, seconds: float, *, size: int, waiting: Waiting, uplink: Uplink) -> Ways:
         """With one that had no answer after so many seconds. That says something where an answer was expected before,
         of a way that is not known yet by the other one."""

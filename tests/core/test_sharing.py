@@ -132,10 +132,12 @@ def test_batches_of_a_queue_that_the_others_leave_no_time_for_are_as_short_as_th
     assert Shares({"flood": 1.0}).turn_of("flood", now=0.0, others_wait=False, behind=9.0) is Turn.ALONE
 
 
-def test_a_long_queue_beside_others_that_are_hardly_there_is_answered_in_whole_batches() -> None:
+def test_a_long_queue_beside_others_that_are_hardly_there_is_answered_in_batches_of_cheap_rows() -> None:
     shares = Shares({"burst": 1.0, "rare": 1.0}, {"burst": 0.45, "rare": 0.002})
     assert shares.of("burst", now=0.0) > shares.level(now=0.0)
-    assert shares.turn_of("burst", now=0.0, others_wait=False, behind=1.0) is Turn.ALONE
+    assert shares.turn_of("burst", now=0.0, others_wait=False, behind=1.0) is Turn.THRIFTY
+    assert Turn.THRIFTY.rows([0.0, *(0.005 + 0.0001 * n for n in range(32))]) >= 28, "they batch well"
+    assert Turn.THRIFTY.rows([0.01 * n for n in range(33)]) == 1, "nothing is gained by more"
     assert shares.turn_of("burst", now=0.0, others_wait=True, behind=1.0) is Turn.SURPLUS, "then it is waited for"
     assert shares.turn_of("burst", now=0.0, others_wait=False) is Turn.QUANTUM, "it needs no more"
 

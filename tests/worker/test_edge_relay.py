@@ -238,6 +238,23 @@ def test_a_box_whose_requests_take_long_at_times_hands_on_only_where_the_core_is
     assert later < 0.1 * 4 * n
 
 
+def test_stops_longer_than_a_period_are_not_in_a_row_where_usual_requests_came_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One request in five takes 0.2 s, the others 5 ms: 44 on average, and the core takes 60."""
+    draw = random.Random(5)  # fixed: the bound is that of this stream
+    monkeypatch.setattr("offramp_worker.edge.relay.random", draw.random)
+
+    def took(by: str) -> float:
+        own = 0.2 if draw.random() < 0.2 else 0.005 * draw.uniform(0.8, 1.2)
+        return own if by == "Edge" else 0.06 * draw.uniform(0.95, 1.05)
+
+    relay = Timed(Uplink(1.25e7, 0.0005), took)
+    for _ in range(6000):
+        relay.answer("", [], bytes(14_000), lambda _: None)
+    assert relay.handed_on < 0.05 * 6000
+
+
 def test_a_box_whose_requests_wait_before_they_are_read_hands_on(
     bundle_dir: Path, core: WorkerProcess, tmp_path: Path
 ) -> None:

@@ -111,3 +111,10 @@ def test_the_first_audit_tells_while_it_runs_how_long_it_takes() -> None:
     assert desk.desk.open_to(3), "nothing is known of it"
     desk.desk.step()
     assert len(desk.desk) == 1 and not desk.desk.open_to(3)
+
+
+def test_answers_of_one_request_are_owed_together() -> None:
+    desk = Fixture(10.0)
+    desk.idle(1)
+    assert desk.desk.open_to(3) and not desk.desk.open_to(6, 1), "one may be owed, and not one beside it"
+    assert Fixture(0.02).desk.open_to(3, MAX_OWED - 1) and not Fixture(0.02).desk.open_to(3, MAX_OWED)

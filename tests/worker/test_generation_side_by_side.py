@@ -315,10 +315,31 @@ def six_tickets(loaded: Loaded, drafts: Drafts) -> tuple[Dispatch, list[Ticket]]
     off = off_runtime(loaded.bundle, Counters(), digest="", audit_rate=0.0)
     dispatch = Dispatch(Arms(off, uid="w", clock=lambda: 0.0), (), drafts=drafts)
     maker = TicketMaker(
-        loaded, dispatch, may_audit=lambda _: False, draw=lambda: 0.5, clock=lambda: 0.0, wall_clock=lambda: 0.0
+        loaded, dispatch, may_audit=lambda *_: False, draw=lambda: 0.5, clock=lambda: 0.0, wall_clock=lambda: 0.0
     )
     asked = Asked(Wanted("completion", "", ()), (tuple(prompts(1)[0]),) * 6, (2,) * 6)
     return dispatch, maker.make(asked, reply=0, running=1, at_once=4)
+
+
+def test_whether_an_answer_may_be_audited_is_asked_beside_those_of_its_request_that_were_drawn(
+    together: Loaded,
+) -> None:
+    beside = list[tuple[int, int]]()
+
+    def may_audit(tokens: int, drawn: int) -> bool:
+        beside.append((tokens, drawn))
+        return drawn < 2
+
+    off = off_runtime(together.bundle, Counters(), digest="", audit_rate=1.0)
+    dispatch = Dispatch(Arms(off, uid="w", clock=lambda: 0.0), ())
+    maker = TicketMaker(
+        together, dispatch, may_audit=may_audit, draw=lambda: 0.5, clock=lambda: 0.0, wall_clock=lambda: 0.0
+    )
+    asked = Asked(Wanted("completion", "", ()), (tuple(prompts(1)[0]),) * 4, (2,) * 4)
+    tickets = maker.make(asked, reply=0, running=0, at_once=4)
+    assert [ticket.audited for ticket in tickets] == [True, True, False, False]
+    each = tickets[0].size
+    assert beside == [(each, 0), (2 * each, 1), (3 * each, 2), (3 * each, 2)]
 
 
 def test_drafts_are_chosen_by_how_many_answers_are_computed_and_not_by_how_many_wait(together: Loaded) -> None:

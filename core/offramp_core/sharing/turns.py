@@ -40,8 +40,10 @@ _FORGOTTEN_SECONDS = 1e-4
 class Turn(Enum):
     """Which batch a model may run now."""
 
-    #: Nobody else uses the executor, or hardly anybody where the queue is long.
+    #: Nobody else uses the executor.
     ALONE = "alone"
+    #: Hardly anybody does, and the queue is long: as many rows as make each of them nearly as cheap as it can be.
+    THRIFTY = "thrifty"
     #: Others use it.
     QUANTUM = "quantum"
     #: They do, and the model takes too much, or asks for it.
@@ -52,6 +54,8 @@ class Turn(Enum):
         is much slower by it: its queue would grow, and its batches be short for that again."""
         if self is Turn.ALONE:
             return len(seconds) - 1
+        if self is Turn.THRIFTY:
+            return thrifty_rows(seconds, dearer=QUANTUM_DEARER)
         most, dearer, dearest = (
             (SURPLUS_SECONDS, SURPLUS_DEARER, SURPLUS_DEAREST)
             if self is Turn.SURPLUS
@@ -149,7 +153,7 @@ class Shares:
         grows = behind > LONG_QUEUE_SECONDS * self.rate(name, now=now)
         if others_wait or self._others(name, now=now) > RARE:
             return Turn.SURPLUS if too_much or grows else Turn.QUANTUM
-        return Turn.ALONE if grows else Turn.QUANTUM
+        return Turn.THRIFTY if grows else Turn.QUANTUM
 
     def _others(self, name: str, *, now: float) -> float:
         """The part of the executor that all others have had of late."""

@@ -232,6 +232,8 @@ class Relay:
         took = now - request.began
         unusual = request.usual > 0 and (took >= request.usual or not answered)
         if request.usual and not (unusual or request.drawn):
+            known = request.rows.bit_length()
+            self._ways[known] = self._ways[known].without_longer(request.by)
             return
         if unusual:
             self._settled = None

@@ -169,12 +169,13 @@ class AuditDesk:
         """Drawn and not compared yet, those included whose answer is still being written; from any thread."""
         return self._promised
 
-    def open_to(self, tokens: int) -> bool:
-        """Whether one more may be drawn; from any thread."""
-        now = self._now
+    def open_to(self, tokens: int, drawn: int = 0) -> bool:
+        """Whether one more may be drawn, beside so many of the same request; ``tokens`` are those of all of them. From
+        any thread."""
+        now, owed = self._now, self._promised + drawn
         each = max(self._each, now.seconds if now is not None else 0.0)
-        in_time = not self._promised or (self._promised + 1) * each <= MAX_OWED_SECONDS * self._share
-        return in_time and self._promised < MAX_OWED and self._promised_tokens + tokens <= MAX_OWED_TOKENS
+        in_time = not owed or (owed + 1) * each <= MAX_OWED_SECONDS * self._share
+        return in_time and owed < MAX_OWED and self._promised_tokens + tokens <= MAX_OWED_TOKENS
 
     def promise(self, tokens: int) -> None:
         """A request was drawn."""

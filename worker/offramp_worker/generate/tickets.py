@@ -143,13 +143,13 @@ class TicketMaker:
         loaded: Loaded,
         dispatch: Dispatch,
         *,
-        may_audit: Callable[[int], bool],
+        may_audit: Callable[[int, int], bool],
         draw: Callable[[], float],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """``may_audit`` says whether a request of so many tokens may be drawn for an audit now, ``draw`` a uniform
-        number in [0, 1)."""
+        """``may_audit`` says whether one more answer may be drawn for an audit, by the tokens of all that are of its
+        request and by how many others those are; ``draw`` a uniform number in [0, 1)."""
         self._engine, self._tokenizer, self._dispatch = loaded.engine, loaded.tokenizer, dispatch
         self._may_audit, self._draw, self._clock, self._wall_clock = may_audit, draw, clock, wall_clock
         self._end_tokens = loaded.bundle.end_tokens
@@ -182,9 +182,15 @@ class TicketMaker:
         n = len(asked.prompts)
         beside = min(running + n, at_once) - 1  # all of them begin together
         repeats = self._turns.repeats(asked.wanted.source)
-        return [self._ticket(asked, i, reply // n, beside, running + i, repeats=repeats) for i in range(n)]
+        tickets = list[Ticket]()
+        for i in range(n):
+            drawn = [ticket.size for ticket in tickets if ticket.audited]
+            tickets.append(self._ticket(asked, i, reply // n, beside, running + i, repeats=repeats, drawn=drawn))
+        return tickets
 
-    def _ticket(self, asked: Asked, i: int, reply: int, running: int, ahead: int, *, repeats: bool) -> Ticket:
+    def _ticket(
+        self, asked: Asked, i: int, reply: int, running: int, ahead: int, *, repeats: bool, drawn: Sequence[int]
+    ) -> Ticket:
         wanted, prompt, most = asked.wanted, asked.prompts[i], asked.max_tokens[i]
         sampling = wanted.sampling
         assigned = self._dispatch.assign(
@@ -198,7 +204,8 @@ class TicketMaker:
         needed = self._cache_bytes(routes, prompt, most)
         judged = sampling.greedy and assigned.counted and not assigned.away
         judged = judged and (self._compares or not assigned.is_reference)
-        rate = assigned.runtime.audit_rate if judged and self._may_audit(len(prompt) + most) else 0.0
+        open_to = judged and self._may_audit(sum(drawn) + len(prompt) + most, len(drawn))
+        rate = assigned.runtime.audit_rate if open_to else 0.0
         draw = self._draw()
         self._number += 1
         answer = GeneratedAnswer(
