@@ -8,11 +8,10 @@ BIN := $(VENV)/bin
 export OFFRAMP_DATA ?= ../shared/data
 # Many processes are started here: each would compile again what it imports (the operator's start takes twice as long).
 unexport PYTHONDONTWRITEBYTECODE
-FAST := fast-core fast-worker fast-operator fast-others
 CHECKS := check-types check-generated check-style check-imports check-site
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check $(CHECKS) gen sbom docs test-fast $(FAST) test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-vllm demo-cluster demo-fleet bench soak soak-control clean
+.PHONY: help setup fmt check $(CHECKS) gen sbom docs test-fast test test-gpu bench-gpu bench-gpu-pack coverage outages cluster cluster-down demo demo-generate demo-vllm demo-cluster demo-fleet bench soak soak-control clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -54,14 +53,7 @@ docs: setup ## The documentation site in build/site, every link followed
 	@$(BIN)/python -m website.build
 
 test-fast: setup ## The inner loop: everything that needs no cluster and is not slow, with fewer random examples
-	@$(MAKE) --no-print-directory --jobs=$$(nproc) --keep-going --output-sync=target $(FAST)
-
-# A process for each, which imports what its own tests need: most of what a shorter run takes is imports.
-$(FAST): export OMP_NUM_THREADS := 1
-fast-core fast-worker fast-operator: PART = tests/$(@:fast-%=%)
-fast-others: PART = tests $(addprefix --ignore=tests/,core worker operator)
-$(FAST):
-	@$(BIN)/pytest -q -p no:xdist -p no:cacheprovider -m "not slow and not cluster and not gpu" --hypothesis-profile=fast $(PART)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster and not gpu" --hypothesis-profile=fast -n $(shell nproc) --dist loadfile --no-loadscope-reorder
 
 test: check ## Everything: unit, property, API server, real cluster
 	@scripts/test
